@@ -26,7 +26,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOURCES := duet_trl recipes benchmarks notebooks docs tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/gpu.py benchmarks/updates.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help install demo demo-tiny models test test-slow chaos lint bench gpu arena arena-fast notebooks docs build install-check
+.PHONY: help install demo demo-tiny models test test-slow chaos lint bench gpu arena notebooks docs build install-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -112,12 +112,8 @@ bench: install ## run every benchmark but updates.py, an hour; tables on screen,
 gpu: install ## measure one GPU in ten minutes: gate, a pre-trained model, divergence; outputs/bench/gpu.json
 	$(PY) benchmarks/gpu.py $(ARGS)
 
-arena: install ## every method on every tiny task, tuned, over seeds (a day; it resumes)
+arena: install ## methods on pre-trained models, tuned, over seeds (hours; it resumes)
 	$(PY) -m benchmarks.arena run $(ARGS)
-
-arena-fast: install ## three methods on one task in about 15 minutes: shows that it works, decides nothing
-	$(PY) -m benchmarks.arena run --profile fast $(ARGS)
-	$(PY) -m benchmarks.arena report --records outputs/bench/arena/fast.jsonl
 
 notebooks: install ## execute every notebook in notebooks/ on this machine, without the Hub
 	$(PY) notebooks/execute.py $(ARGS)

@@ -34,6 +34,7 @@ from duet_trl.report.tables import text_table  # noqa: E402
 from tests.processes import free_port  # noqa: E402
 
 SMOLLM2 = ROOT / "outputs" / "models" / "smollm2_135m"
+TWO_WAYS = ROOT / "recipes" / "tiny_two_ways" / "checkpoint"
 PHASES = ("plan", "generate", "score", "update")
 ALONE = "alone"
 """Arm without a server: vLLM in the process, both cores, bfloat16 for SmolLM2 as users train."""
@@ -69,14 +70,15 @@ def problems(task: str) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]
         from sums import held_out_problems, rows, train_problems
 
         return SMOLLM2, rows(train_problems()), rows(held_out_problems(EVALUATED)), {}
-    from benchmarks.arena.tasks import TWO_WAYS
+    from recipes.tiny_math.problems import HELD_OUT, TRAIN
+    from recipes.tiny_two_ways import task as two_ways
 
     rows = [
         [{"prompt": one.messages, "answer": one.answer} for one in split]
-        for split in (TWO_WAYS.pool(), TWO_WAYS.tuning_problems()[:EVALUATED])
+        for split in (two_ways.sample_problems(TRAIN, 320, 3), two_ways.sample_problems(HELD_OUT, EVALUATED, 1))
     ]
-    fields = {name: TWO_WAYS.fields[name] for name in ("marker", "max_completion_length")}
-    return TWO_WAYS.checkpoint, *rows, fields | {"num_generations": 8, "learning_rate": 6e-4}
+    fields = {"marker": "math", "max_completion_length": two_ways.MAX_COMPLETION_LENGTH}
+    return TWO_WAYS, *rows, fields | {"num_generations": 8, "learning_rate": 6e-4}
 
 
 def reward(completions: list, answer: list[int], **_: Any) -> list[float]:

@@ -153,6 +153,7 @@ def run(case: Case, exchange: Exchange) -> dict[str, Any]:
     loop.judge(step)
     args = SimpleNamespace(steps_per_generation=case.chunks * case.windows, gradient_accumulation_steps=case.chunks)
     args.mask_truncated_completions = args.exclude_zero_variance_groups = False
+    args.max_completion_length = 100
     train_rows.count_tokens(step, args, teaches_ending=False)
     train_rows.place(step, args, exchange.num_processes)
     process = exchange.process_index

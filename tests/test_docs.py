@@ -73,7 +73,7 @@ def test_help_names_every_target() -> None:
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, flags=re.M).group(1).split())
     assert documented == phony
     every_day = {"help", "install", "install-check", "demo", "test", "test-slow", "chaos", "lint", "docs", "build"}
-    assert phony == every_day | {"demo-tiny", "models", "bench", "gpu", "arena", "arena-fast", "notebooks"}
+    assert phony == every_day | {"demo-tiny", "models", "bench", "gpu", "arena", "notebooks"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-# python -m benchmarks.arena run                    everything: tuning, then five seeds (a day; it resumes)
-# python -m benchmarks.arena run --tasks sums --entrants grpo_8,duet --seeds 5-14
-# python -m benchmarks.arena run --profile fast     a quarter of an hour: shows that it works, decides nothing
-# python -m benchmarks.arena report --check         recomputes every figure that the documents quote, and the targets
-"""Every method on four tasks, tuned, graded by the last answer without a gate, at equal tokens and at equal seconds.
+# python -m benchmarks.arena run --stages start,tune        learning rates; it resumes
+# python -m benchmarks.arena freeze                         writes plan.json from them, to be committed
+# python -m benchmarks.arena run --stages report            reported runs, by that plan
+# python -m benchmarks.arena report --check                 recomputes every figure that the documents quote
+"""Every method on pre-trained models, tuned, at equal tokens and at equal seconds of GRPO with a stop string.
 
-Each run is a process of its own, two side by side on two cores, and a line of a file when it has finished: an
-interrupted arena resumes. `report` reads the committed records, or those of --records.
+Each run is a separate process with all cores, and a line of a committed file when it has finished: an arena that is
+interrupted resumes, on any machine.
 """
 
 import argparse
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 from .entrants import ENTRANTS
 from .profiles import PROFILES
-from .records import COMMITTED, FOLDER, STAGES, pack, read
-from .schedule import Plan, hours
+from .records import COMMITTED, CONFIRM, REPORT, STAGES, read
+from .schedule import PLAN, Asked, frozen, hours
 from .tasks import TASKS
+
+ROOT = Path(__file__).parents[2]
 
 
 def arguments() -> argparse.Namespace:
@@ -27,40 +31,29 @@ def arguments() -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="make the runs that are missing; prints the projected hours first")
-    run.add_argument("--profile", choices=PROFILES, default="full")
-    run.add_argument("--tasks", help="separated by commas; by default those of the profile")
-    run.add_argument("--entrants", help="separated by commas; by default those of the profile, without the controls")
+    freeze = commands.add_parser("freeze", help="write plan.json from the tuning runs")
+    report = commands.add_parser("report", help="tables and figures from records")
+    for one in (run, freeze, report):
+        one.add_argument("--records", type=Path, default=COMMITTED)
+    for one in (run, freeze):
+        one.add_argument("--profile", choices=PROFILES, default="full")
+        one.add_argument("--tasks", default="mixed_135m", help=f"separated by commas, of {', '.join(TASKS)}")
+        one.add_argument("--entrants", default=",".join(ENTRANTS), help="separated by commas; by default all")
     run.add_argument("--seeds", help="of reported runs, such as 0-4 or 3,5; by default those of the profile")
-    run.add_argument("--stages", help=f"separated by commas; by default {','.join(STAGES)}")
-    run.add_argument("--jobs", type=int, default=2, help="runs side by side")
+    run.add_argument("--stages", default=",".join(STAGES), help=f"separated by commas; by default {','.join(STAGES)}")
     run.add_argument("--minutes", type=float, help="start no run after so many")
     run.add_argument("--plan", action="store_true", help="only print what is missing and how long it takes")
-    report = commands.add_parser("report", help="tables and figures from records")
-    report.add_argument("--records", type=Path, default=COMMITTED)
-    report.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
-    report.add_argument("--write", action="store_true", help="write tables and values into the documents")
-    report.add_argument(
-        "--check",
-        action="store_true",
-        help="exit with an error if a document quotes another value, or a target is missed",
-    )
-    packed = commands.add_parser("pack", help="compress records, to be committed")
-    packed.add_argument("--profile", choices=PROFILES, default="full")
+    report.add_argument("--write", action="store_true", help="write tables, values and figures into the documents")
+    report.add_argument("--check", action="store_true", help="exit with an error if a document quotes another value")
     args = parser.parse_args()
-    if args.command == "run":
+    if args.command != "report":
+        known = {"tasks": TASKS, "entrants": ENTRANTS, "stages": STAGES}
+        chosen = {name: tuple(getattr(args, name).split(",")) for name in known if hasattr(args, name)}
+        for name, own in chosen.items():
+            if unknown := [one for one in own if one not in known[name]]:
+                parser.error(f"unknown {name}: {', '.join(unknown)}. Choose of {', '.join(known[name])}.")
         profile = PROFILES[args.profile]
-        names = {
-            "tasks": (args.tasks, profile.tasks, TASKS),
-            "entrants": (args.entrants, profile.entrants, [name for name, one in ENTRANTS.items() if not one.retired]),
-            "stages": (args.stages, STAGES, STAGES),
-        }
-        chosen = {}
-        for name, (text, default, known) in names.items():
-            chosen[name] = tuple(text.split(",")) if text else default
-            unknown = [one for one in chosen[name] if one not in known]
-            if unknown:
-                parser.error(f"unknown {name}: {', '.join(unknown)}. Choose of {', '.join(known)}.")
-        args.asked = Plan(profile, **chosen, seeds=_seeds(args.seeds) or profile.seeds)
+        args.asked = Asked(profile, **chosen, seeds=_seeds(getattr(args, "seeds", None)) or profile.seeds)
     return args
 
 
@@ -72,43 +65,43 @@ def _seeds(text: str | None) -> tuple[int, ...]:
 
 
 def main() -> None:
-    """Run, report or pack."""
+    """Run, freeze or report."""
     args = arguments()
+    runs = read(args.records)
     if args.command == "run":
         from .running import run_all
 
-        path = FOLDER / f"{args.profile}.jsonl"
-        runs = read(path)
-        count, time = hours(args.asked, runs, args.jobs)
-        print(
-            f"{count} runs to make, about {time:.1f} hours with {args.jobs} side by side; records in {path}",
-            flush=True,
-        )
-        if not args.plan and run_all(args.asked, runs, args.profile, path, args.jobs, args.minutes):
+        count, time = hours(args.asked, runs)
+        print(f"{count} runs to make, about {time:.1f} hours; records in {args.records}", flush=True)
+        if args.plan:
+            return
+        plan = json.loads(PLAN.read_text()) if PLAN.exists() else {}
+        if args.profile == "full" and {REPORT, CONFIRM} & set(args.asked.stages) and _is_changed(PLAN):
+            sys.exit(f"{PLAN.name} is not committed. Commit it before the first reported run.")
+        if args.profile != "full":
+            plan = frozen(runs, args.asked)
+        if run_all(args.asked, runs, plan, args.profile, args.records, args.minutes):
             sys.exit(1)
-        return
-    if args.command == "pack":
-        found = read(FOLDER / f"{args.profile}.jsonl")
-        path = pack(found)
-        print(f"{path}: {len(found)} runs, {path.stat().st_size / 2**20:.2f} MiB")
-        return
-    from .report import check_documents, write_documents, write_report
-    from .report_tables import findings_of
-    from .targets import missed
+    elif args.command == "freeze":
+        plan = json.loads(PLAN.read_text()) if PLAN.exists() else {}
+        for task, own in frozen(runs, args.asked).items():
+            plan[task] = plan.get(task, {}) | own
+        PLAN.write_text(json.dumps(plan, indent=1) + "\n")
+        print(f"wrote {PLAN}: commit it before `run --stages report`")
+    else:
+        from .report import report
 
-    runs = read(args.records)
-    if not runs:
-        sys.exit(f"no records in {args.records}. Run `python -m benchmarks.arena run` first.")
-    root = Path(__file__).parents[2]
-    findings = findings_of(runs)
-    write_report(findings, args.markdown)
-    if args.write:
-        print("\n".join(f"wrote {name}" for name in write_documents(findings, root)))
-    if args.check:
-        problems = check_documents(findings, root) + missed(findings.verdicts)
-        if problems:
+        if not runs:
+            sys.exit(f"no records in {args.records}. Run `python -m benchmarks.arena run` first.")
+        problems = report(runs, ROOT, write=args.write)
+        if args.check and problems:
             sys.exit("\n".join(problems))
-        print("every quoted value is that of the records, and every target is met")
+
+
+def _is_changed(path: Path) -> bool:
+    command = ["git", "status", "--porcelain", "--", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.returncode == 0 and done.stdout.strip() != ""
 
 
 if __name__ == "__main__":

@@ -1,154 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runs of a task say: cost to the reference's accuracy, accuracy at equal cost and at equal steps.
+"""What the runs of a task say: paired differences at equal tokens and equal seconds, and what it took to get as far.
 
-The target of a task is the final accuracy of the reference, in the mean over its seeds, minus `MARGIN`. What it took
-is read from the mean curve of an entrant's seeds (`curves.py`): a single run, even of the reference, often ends below
-the target by noise alone. The interval comes from leaving out one seed at a time, from the entrant, the reference and
-the target alike. Costs are compared on a logarithmic scale.
+An entrant and the reference are compared by seed, at shares of what the reference of that seed spent in all; between
+two measurements accuracy is linear. The target of a seed is where its reference ended, minus `MARGIN`. Its cost comes
+from the non-decreasing curve that fits the measurements of the seed best (isotonic regression), for a single noisy
+point that is high enough comes too early. Every seed has its own figure, and one that never gets there says so.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
-from .curves import COSTS, Curve, accuracy_at, cost_to_reach, curve_of, fitted, mean_curve
-from .entrants import CONTROLS, ENTRANTS, REFERENCE
-from .estimates import Estimate, leave_one_out, over_seeds
-from .pace import SECONDS, is_timed, paced
-from .records import REPORT, START, Measurement, Run
+from duet_trl.report.intervals import t_interval
+
+from .entrants import ENTRANTS, REFERENCE
+from .records import FREE, REPORT, START, STOPPED, Measurement, Run, Serving
 
 MARGIN = 0.01
-SHARES = (0.25, 0.5, 1.0)
-"""Of what the reference spent, at which the others are compared with it."""
+TOKENS, SECONDS = "generated_tokens", "seconds"
+COSTS = (TOKENS, SECONDS)
 
 
 @dataclass(frozen=True)
-class Reached:
-    """What it took to reach the target.
+class Estimate:
+    """One value per seed, their mean, and its 95% t-interval; None: fewer than two seeds."""
 
-    Attributes:
-        spent (float): At the last measurement, mean over seeds: a lower bound if the target was not reached.
-        bound (float): The same as a share of the reference's cost to the target.
-        cost (Estimate | None): Logarithm of the cost to the target; None: not reached.
-        ratio (Estimate | None): Logarithm of the cost, as a share of the reference's.
-        seeds (int): Seeds whose own curve reaches the target.
-    """
+    values: tuple[float, ...]
 
-    spent: float
-    bound: float
-    cost: Estimate | None
-    ratio: Estimate | None
-    seeds: int
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return float(np.mean(self.values))
 
-
-@dataclass(frozen=True)
-class AtCost:
-    """Accuracy at a share of what the reference of the same seed spent in all.
-
-    Attributes:
-        accuracy (Estimate): The accuracy.
-        to_end (Estimate): Its difference to the reference's at the end, by seed.
-        equal (Estimate): That to the reference's at the same cost, by seed.
-    """
-
-    accuracy: Estimate
-    to_end: Estimate
-    equal: Estimate
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends."""
+        return t_interval(self.values)
 
 
 @dataclass(frozen=True, eq=False)
 class Contest:
-    """All reported runs of a task.
+    """All runs of a stage on a task.
 
     Attributes:
         task (str): Its name.
         start (Run): The policy before training.
         runs (dict[str, dict[int, Run]]): By entrant, in the order of `ENTRANTS`, and seed; the reference is there.
-            Their processor seconds are at the nominal speed.
-        problems (int): Problems of the curves: those that all measurements share.
-        curves (dict[str, dict[int, Curve]]): As the runs.
     """
 
     task: str
     start: Run
     runs: dict[str, dict[int, Run]]
-    problems: int
-    curves: dict[str, dict[int, Curve]]
-    _fits: dict[tuple[str, frozenset[int]], Curve] = field(default_factory=dict, init=False, repr=False)
-
-    @property
-    def rivals(self) -> list[str]:
-        """Entrants that have runs, without the controls."""
-        return [name for name in self.runs if name not in CONTROLS]
 
     @cached_property
-    def target(self) -> float:
-        """Accuracy that is to be reached."""
-        return self._target(frozenset())
+    def serving(self) -> str:
+        """How the policies are served on the way: with the stop string, where the task has one."""
+        return STOPPED if STOPPED in self.start.measurements[0].servings else FREE
 
-    def compares(self, cost: str, *entrants: str) -> bool:
-        """Whether a cost of these entrants compares: processor seconds only beside the yardstick (`pace.py`)."""
-        return cost != SECONDS or all(is_timed(run) for name in entrants for run in self.runs[name].values())
+    def seeds(self, *entrants: str) -> list[int]:
+        """Those that all of these and the reference have."""
+        return sorted(set.intersection(*(set(self.runs[name]) for name in (*entrants, REFERENCE))))
 
-    def reached(self, entrant: str, cost: str) -> Reached | None:
-        """What an entrant spent to reach the target.
-
-        Args:
-            entrant (str): The entrant.
-            cost (str): One of `COSTS`.
-
-        Returns:
-            Reached | None: None if the cost does not compare, or the policy before training is at the target already.
-        """
-
-        def log_cost(without: frozenset[int]) -> float | None:
-            return self._log_cost(entrant, cost, without)
-
-        def log_ratio(without: frozenset[int]) -> float | None:
-            amount, reference = log_cost(without), self._log_cost(REFERENCE, cost, without)
-            return None if amount is None or reference is None else amount - reference
-
-        if not self.compares(cost, entrant, REFERENCE):
-            return None
-        if self.curves[REFERENCE][next(iter(self.curves[REFERENCE]))].accuracy[0] >= self.target:
-            return None
-        own, reference = self.curves[entrant], self.curves[REFERENCE]
-        seeds, count = own.keys() | reference.keys(), min(len(own), len(reference))
-        spent = float(np.mean([curve.costs[cost][-1] for curve in own.values()]))
-        return Reached(
-            spent,
-            spent / math.exp(self._log_cost(REFERENCE, cost)),
-            leave_one_out(log_cost, seeds, count),
-            leave_one_out(log_ratio, seeds, count),
-            sum(cost_to_reach(fitted(curve), cost, self.target) is not None for curve in own.values()),
-        )
-
-    def at_cost(self, entrant: str, cost: str, share: float) -> AtCost | None:
-        """Accuracy of an entrant at a share of what the reference of the same seed spent.
-
-        Args:
-            entrant (str): The entrant.
-            cost (str): One of `COSTS`.
-            share (float): In (0, 1].
-
-        Returns:
-            AtCost | None: None if the cost does not compare, a seed did not spend that much, or no seed has a run of
-            the reference.
-        """
-        rows = []
-        for seed in self.paired(entrant):
-            found = self._accuracy(entrant, seed, cost, share)
-            if found is None:
-                return None
-            end = self.curves[REFERENCE][seed].accuracy[-1]
-            rows.append((found, found - end, found - self._accuracy(REFERENCE, seed, cost, share)))
-        return AtCost(*(over_seeds(column) for column in zip(*rows, strict=True))) if rows else None
+    def accuracy(self, entrant: str, seed: int, cost: str, share: float) -> float | None:
+        """At a share of what the reference of the seed spent; None: it was never spent."""
+        amount = share * vars(self.runs[REFERENCE][seed].measurements[-1])[cost]
+        spent, found = self.curve(self.runs[entrant][seed], cost)
+        return float(np.interp(amount, spent, found)) if amount <= spent[-1] * 1.001 else None
 
     def lead(self, entrant: str, over: str, cost: str, share: float) -> Estimate | None:
-        """Accuracy of an entrant minus that of another one at equal cost, over the seeds of both.
+        """Accuracy minus that of another entrant at equal cost, by seed.
 
         Args:
             entrant, over (str): The entrants.
@@ -156,117 +80,112 @@ class Contest:
             share (float): Of what the reference of the same seed spent, in (0, 1].
 
         Returns:
-            Estimate | None: None if the cost does not compare, they share no seed, or one of them did not spend that
-            much.
+            Estimate | None: None if they share no seed, or one of them did not spend that much.
         """
-        seeds = [seed for seed in self.paired(entrant) if seed in self.runs[over]]
-        pairs = [[self._accuracy(name, seed, cost, share) for name in (entrant, over)] for seed in seeds]
+        pairs = [
+            [self.accuracy(name, seed, cost, share) for name in (entrant, over)] for seed in self.seeds(entrant, over)
+        ]
         if not pairs or any(None in pair for pair in pairs):
             return None
-        return over_seeds([own - other for own, other in pairs])
+        return Estimate(tuple(own - other for own, other in pairs))
 
-    def at_steps(self, entrant: str) -> dict[str, Estimate]:
-        """Figures of `outcome` at equal optimizer steps, over seeds.
-
-        `difference` is that of the accuracies to the reference's, by seed; the reference itself has none.
-        """
-        found = {seed: outcome(at_horizon(run)) for seed, run in self.runs[entrant].items()}
-        names = [name for name in next(iter(found.values())) if self.compares(name, entrant)]
-        estimates = {name: over_seeds([one[name] for one in found.values()]) for name in names}
+    def to_end(self, entrant: str, cost: str, share: float) -> Estimate | None:
+        """Accuracy at a share of the reference's cost, minus the reference's at its end, by seed."""
         pairs = [
-            found[seed]["accuracy"] - outcome(at_horizon(self.runs[REFERENCE][seed]))["accuracy"]
-            for seed in self.paired(entrant)
+            (self.accuracy(entrant, seed, cost, share), self.accuracy(REFERENCE, seed, cost, 1.0))
+            for seed in self.seeds(entrant)
         ]
-        return estimates | ({"difference": over_seeds(pairs)} if pairs and entrant != REFERENCE else {})
-
-    def paired(self, entrant: str) -> list[int]:
-        """Seeds that have a run of the entrant and one of the reference."""
-        return [seed for seed in self.runs[entrant] if seed in self.runs[REFERENCE]]
-
-    def _accuracy(self, entrant: str, seed: int, cost: str, share: float) -> float | None:
-        """At a share of what the reference of the seed spent; None if the cost does not compare, or it spent less."""
-        if not self.compares(cost, entrant, REFERENCE):
+        if not pairs or any(own is None for own, _ in pairs):
             return None
-        return accuracy_at(self.curves[entrant][seed], cost, share * self.curves[REFERENCE][seed].costs[cost][-1])
+        return Estimate(tuple(own - end for own, end in pairs))
 
-    def _target(self, without: frozenset[int]) -> float:
-        ends = [curve.accuracy[-1] for seed, curve in self.curves[REFERENCE].items() if seed not in without]
-        return float(np.mean(ends)) - MARGIN
+    def reached(self, entrant: str, cost: str) -> list[float | None]:
+        """For each seed what it took to reach the seed's target, as a share of the reference's total; None: never."""
+        found = []
+        for seed in self.seeds(entrant):
+            total = vars(self.runs[REFERENCE][seed].measurements[-1])[cost]
+            target = self.accuracy(REFERENCE, seed, cost, 1.0) - MARGIN
+            spent, accuracy = self.curve(self.runs[entrant][seed], cost)
+            found.append(_crossing(spent / total, isotonic_regression(accuracy).x, target))
+        return found
 
-    def _log_cost(self, entrant: str, cost: str, without: frozenset[int] = frozenset()) -> float | None:
-        """Of the mean curve; None: the target is not reached."""
-        key = entrant, without.intersection(self.curves[entrant])
-        if key not in self._fits:
-            kept = [curve for seed, curve in self.curves[entrant].items() if seed not in without]
-            self._fits[key] = fitted(mean_curve(kept))
-        amount = cost_to_reach(self._fits[key], cost, self._target(without))
-        return math.log(amount) if amount else None
+    def final(self, entrant: str, figure: str, serving: str | None = None) -> Estimate:
+        """A figure of `outcome` at the end of each seed."""
+        runs = self.runs[entrant].values()
+        return Estimate(tuple(outcome(run.measurements[-1].servings[serving or self.serving])[figure] for run in runs))
+
+    def final_lead(self, entrant: str, figure: str, serving: str | None = None) -> Estimate | None:
+        """A figure of `outcome` at the end, minus the reference's, by seed."""
+        own, reference = self.runs[entrant], self.runs[REFERENCE]
+        pairs = [
+            [
+                outcome(runs[seed].measurements[-1].servings[serving or self.serving])[figure]
+                for runs in (own, reference)
+            ]
+            for seed in self.seeds(entrant)
+        ]
+        return Estimate(tuple(a - b for a, b in pairs)) if pairs else None
+
+    def curve(self, run: Run, cost: str) -> tuple[np.ndarray, np.ndarray]:
+        """What had been spent, and accuracy, from the start on, on the problems that all measurements share."""
+        points = [self.start.measurements[0], *run.measurements]
+        servings = [point.servings[self.serving] for point in points]
+        count = min(len(one.right) for one in servings)
+        accuracy = [sum(one.right[:count]) / count / one.samples for one in servings]
+        return np.array([vars(point)[cost] for point in points], dtype=float), np.array(accuracy)
 
 
-def contests(runs: Sequence[Run]) -> dict[str, Contest]:
+def _crossing(spent: np.ndarray, accuracy: np.ndarray, target: float) -> float | None:
+    if accuracy[-1] < target:
+        return None
+    place = int(np.argmax(accuracy >= target))
+    if place == 0:
+        return 0.0
+    around = slice(place - 1, place + 1)
+    return float(np.interp(target, accuracy[around], spent[around]))
+
+
+def contests(runs: Sequence[Run], stage: str = REPORT) -> dict[str, Contest]:
     """Contests by task, of those tasks whose start is measured and whose reference has a run.
 
     Raises:
         ValueError: If two runs of an entrant have one seed, or two learning rates, or an entrant is unknown.
     """
     starts = {run.task: run for run in runs if run.stage == START}
-    found: dict[str, dict[str, dict[int, Run]]] = {task: {name: {} for name in ENTRANTS} for task in starts}
+    found: dict[str, dict[str, dict[int, Run]]] = {}
     for run in runs:
-        if run.stage != REPORT or run.task not in starts:
+        if run.stage != stage or run.task not in starts:
             continue
-        own = found[run.task].get(run.entrant)
-        if own is None:
+        if run.entrant not in ENTRANTS:
             raise ValueError(f"{run.task} {run.entrant}: no entrant of entrants.py. Remove its runs from the records.")
+        own = found.setdefault(run.task, {}).setdefault(run.entrant, {})
         if run.seed in own or any(other.learning_rate != run.learning_rate for other in own.values()):
             raise ValueError(
                 f"{run.task} {run.entrant} seed {run.seed}: a run of the same seed, or of another learning rate than "
                 f"{run.learning_rate:g}, is among the records. Keep one of them."
             )
-        own[run.seed] = paced(run)
+        own[run.seed] = run
     return {
-        task: _contest(task, starts[task], {name: dict(sorted(own.items())) for name, own in entrants.items() if own})
+        task: Contest(task, starts[task], {name: entrants[name] for name in ENTRANTS if name in entrants})
         for task, entrants in found.items()
-        if entrants[REFERENCE]
+        if REFERENCE in entrants
     }
 
 
-def _contest(task: str, start: Run, runs: dict[str, dict[int, Run]]) -> Contest:
-    points = [point for own in runs.values() for run in own.values() for point in run.measurements]
-    problems = min(len(point.last) for point in [*points, start.measurements[0]])
-    curves = {name: {seed: curve_of(run, start, problems) for seed, run in own.items()} for name, own in runs.items()}
-    return Contest(task, start, runs, problems, curves)
-
-
-def at_horizon(run: Run) -> Measurement:
-    """The measurement at which runs are compared at equal optimizer steps.
-
-    Raises:
-        ValueError: If there is none.
+def outcome(serving: Serving) -> dict[str, float]:
+    """Figures of a serving: `accuracy` (mean@k over the samples), `pass_8`, `greedy`, `length` and `ended`, as far as
+    they were measured.
     """
-    for point in run.measurements:
-        if point.step == run.horizon:
-            return point
-    raise ValueError(f"{run.task} {run.entrant} seed {run.seed} was not measured at step {run.horizon}. Run it again.")
-
-
-def outcome(point: Measurement) -> dict[str, float]:
-    """Figures of a measurement: `accuracy` (mean@k over the samples), `first` (the same by the first answer),
-    `pass` (pass@k with all samples), `greedy` and `careful` where they were measured, and the others by their names.
-    """
-    right = np.array(point.last)
+    right = np.array(serving.right)
     found = {
-        "accuracy": float(right.mean() / point.samples),
-        "first": float(np.mean(point.first) / point.samples),
-        "pass": pass_at(right, point.samples, point.samples),
-        "length": point.length,
-        "ended": point.ended,
-        "entropy": point.entropy,
-        **{cost: float(vars(point)[cost]) for cost in COSTS},
+        "accuracy": float(right.mean() / serving.samples),
+        "length": serving.length,
+        "ended": serving.ended,
     }
-    if point.greedy is not None:
-        found["greedy"] = float(np.mean(point.greedy))
-    if point.careful is not None:
-        found["careful"] = point.careful
+    if serving.samples >= 8:
+        found["pass_8"] = pass_at(right, serving.samples, 8)
+    if serving.greedy is not None:
+        found["greedy"] = float(np.mean(serving.greedy))
     return found
 
 
@@ -279,3 +198,9 @@ def pass_at(right: np.ndarray, samples: int, k: int) -> float:
         k (int): Of them, at most n.
     """
     return float(np.mean([1 - math.comb(samples - int(count), k) / math.comb(samples, k) for count in right]))
+
+
+def seconds_per_batch(point: Measurement) -> dict[str, float]:
+    """Seconds of a batch by phase, and of the rest."""
+    found = {name: value / point.batch for name, value in point.phases.items()}
+    return found | {"rest": point.seconds / point.batch - sum(found.values())}

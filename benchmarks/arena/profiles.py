@@ -1,86 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large an arena is: steps, problems, samples and seeds."""
+"""How large an arena is: batches, problems, samples and seeds."""
 
 from dataclasses import dataclass
 
-from .entrants import CONTROLS, ENTRANTS, REFERENCE
-from .tasks import TASKS
+from .records import FREE, STOPPED
 
 TUNING_SEED = 100
 
 
 @dataclass(frozen=True)
-class Profile:
-    """Size of an arena.
+class Size:
+    """How much of a split is measured.
 
     Attributes:
-        factors (tuple[float, ...]): Learning rates that are tried, multiples of `entrants.BASE_RATE`.
-        rungs (tuple[tuple[int, int], ...]): Of successive halving: batches of rollouts, and how many of the rates that
-            began a rung end it. The last one leaves one (`tuning.TOLERANCE`).
-        tuning_problems (int): Of the tuning split, measured at the end of a rung and `settling` batches before it.
-        settling (int): Batches.
-        horizon (int): Batches of the reference, and the minimum of every other run; most entrants make one optimizer
-            step of a batch.
-        share (float): Of the reference's tokens that every other run generates at least.
-        every (int): Batches between two measurements on the way.
-        problems (int): Of the report split, measured on the way; the first of those at the end.
-        samples (int): Samples of each on the way.
-        problems_end (int): Problems at the horizon and at the end.
-        samples_end (int): Samples of each then; greedy decoding is measured beside them.
-        samples_start (int): Samples of each problem before training.
-        seeds (tuple[int, ...]): Of the reported runs.
-        tasks (tuple[str, ...]): Keys of `TASKS`.
-        entrants (tuple[str, ...]): Keys of `ENTRANTS`.
+        problems (int): The first of the split.
+        samples (int): Of each, at temperature 1.
+        greedy (bool): Whether greedy decoding is measured too.
     """
 
-    factors: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    rungs: tuple[tuple[int, int], ...] = ((32, 2), (80, 1))
-    tuning_problems: int = 160
-    settling: int = 8
-    horizon: int = 80
-    share: float = 0.6
-    every: int = 10
-    problems: int = 200
-    samples: int = 2
-    problems_end: int = 400
-    samples_end: int = 4
-    samples_start: int = 16
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    tasks: tuple[str, ...] = tuple(TASKS)
-    entrants: tuple[str, ...] = tuple(
-        name for name, entrant in ENTRANTS.items() if name not in CONTROLS and not entrant.retired
-    )
+    problems: int
+    samples: int
+    greedy: bool = False
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Size of an arena. Shares are of what the reference of the same seed spends in all.
+
+    Attributes:
+        prompts (int): Of a batch.
+        tuning_batches (int): Of a tuning run of the reference; the others are tuned until they have spent as much.
+        batches (int): Of a reported run of the reference.
+        shares (tuple[float, ...]): Of tokens and of seconds, at which every run is measured; the last is 1, where it
+            ends.
+        patience (float): A run ends at this share of seconds even if it has tokens left.
+        way (Size): Measured at these shares, served with the stop string.
+        tuning (Size): Measured at the end of a tuning run, and at the last share but one.
+        whole (dict[str, Size]): Measured at the end, by serving.
+        start (dict[str, Size]): Measured before training.
+        seeds (tuple[int, ...]): Of reported runs.
+        fresh_seeds (tuple[int, ...]): Of confirming runs.
+    """
+
+    prompts: int
+    tuning_batches: int
+    batches: int
+    shares: tuple[float, ...]
+    patience: float
+    way: Size
+    tuning: Size
+    whole: dict[str, Size]
+    start: dict[str, Size]
+    seeds: tuple[int, ...]
+    fresh_seeds: tuple[int, ...]
 
 
 PROFILES = {
-    "full": Profile(),
-    "fast": Profile(
-        factors=(1.0, 2.0),
-        rungs=((8, 1),),
-        tuning_problems=40,
-        settling=2,
-        horizon=16,
-        every=4,
-        problems=60,
-        problems_end=120,
-        seeds=(0, 1),
-        tasks=("two_ways",),
-        entrants=(REFERENCE, "grpo_4", "duet"),
+    "full": Profile(
+        prompts=8,
+        tuning_batches=32,
+        batches=48,
+        shares=(0.25, 0.375, 0.5, 0.75, 1.0),
+        patience=1.5,
+        way=Size(300, 2),
+        tuning=Size(150, 8),
+        whole={STOPPED: Size(300, 8, True), FREE: Size(150, 1, True)},
+        start={STOPPED: Size(300, 16, True), FREE: Size(150, 2, True)},
+        seeds=(0, 1, 2, 3, 4),
+        fresh_seeds=(200, 201, 202),
     ),
     "smoke": Profile(
-        factors=(1.0,),
-        rungs=((2, 1), (4, 1)),
-        tuning_problems=5,
-        settling=1,
-        horizon=4,
-        every=2,
-        problems=5,
-        problems_end=10,
-        samples_end=2,
-        samples_start=2,
+        prompts=4,
+        tuning_batches=2,
+        batches=2,
+        shares=(0.5, 1.0),
+        patience=1.5,
+        way=Size(5, 2),
+        tuning=Size(5, 2),
+        whole={STOPPED: Size(10, 8, True), FREE: Size(5, 1, True)},
+        start={STOPPED: Size(10, 16, True), FREE: Size(5, 2, True)},
         seeds=(0,),
-        tasks=("sums",),
-        entrants=(REFERENCE, "grpo_2", "grpo_4_x4"),
+        fresh_seeds=(200,),
     ),
 }
-"""The arena, one of about a quarter of an hour, and one that only shows that everything runs."""
+"""The arena, and one that only shows that everything runs."""

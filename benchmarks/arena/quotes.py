@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 MARKERS = re.compile(r"<!--\s*arena:\s*(?P<name>[^\n]*?)\s*-->|<!-- end -->")
 BEGINNING = re.compile(r"(?:\s|>|[-*+]\s|\d+[.)]\s)*")
-"""Behind which a comment begins a block of its own, in a quotation and in a list too."""
+"""A comment after it begins a new block, in a quotation and in a list too."""
 
 
 class Block(NamedTuple):
@@ -29,7 +29,7 @@ class Block(NamedTuple):
     end: int
     line: int
     alone: bool
-    """Whether its first marker stands at the beginning of a line, as that of a table has to, and no value may."""
+    """Whether its first marker is at the beginning of a line, where tables have theirs and values do not."""
 
 
 def blocks(text: str, name: str) -> list[Block]:
@@ -47,7 +47,7 @@ def blocks(text: str, name: str) -> list[Block]:
         if opened is not None:
             line = text.count("\n", 0, opened.start()) + 1
             if marker is None or marker["name"] is not None or "<!--" in text[opened.end() : marker.start()]:
-                raise ValueError(f"{name}:{line}: {opened['name']} is not ended. Put <!-- end --> behind it.")
+                raise ValueError(f"{name}:{line}: {opened['name']} is not ended. Put <!-- end --> after it.")
             before = text[: opened.start()].rpartition("\n")[2]
             alone = BEGINNING.fullmatch(before) is not None
             found.append(Block(opened["name"], opened.end(), marker.start(), line, alone))
@@ -104,8 +104,8 @@ def _problem(block: Block, values: Mapping[str, str]) -> str | None:
     if block.name not in values:
         return f"no figure has the name {block.name!r}.{_near(block.name, values)}"
     if block.alone != ("\n" in values[block.name]):
-        place = "inside of a line, behind a word" if block.alone else "on a line of its own"
-        return f"{block.name} must stand {place}: Markdown reads it only there."
+        place = "inside of a line, after a word" if block.alone else "on a separate line"
+        return f"{block.name} must be {place}: Markdown reads it only there."
     return None
 
 

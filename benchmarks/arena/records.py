@@ -1,57 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a run: what it was, what it cost, and which problems it had right at each measurement.
 
-While an arena runs, `outputs/bench/arena/<profile>.jsonl` grows by a line with each finished run. What the documents
-quote is committed as `benchmarks/results/arena.jsonl.xz`, from which anybody can recompute every figure.
+`benchmarks/results/arena.jsonl` grows by a line with each finished run and is committed: an arena that is interrupted
+resumes anywhere, and anybody can recompute every figure.
 """
 
 import json
-import lzma
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-COMMITTED = Path(__file__).parents[1] / "results" / "arena.jsonl.xz"
-FOLDER = Path("outputs/bench/arena")
-START, TUNE, REPORT = "start", "tune", "report"
-"""Stages: the policy before training; runs that choose a learning rate, on the tuning split; reported runs."""
-STAGES = (START, TUNE, REPORT)
+COMMITTED = Path(__file__).parents[1] / "results" / "arena.jsonl"
+START, TUNE, REPORT, CONFIRM = "start", "tune", "report", "confirm"
+"""Stages: the policy before training; runs that choose a learning rate, on the tuning split; reported runs; those of
+the winner and the reference on problems that nobody has seen."""
+STAGES = (START, TUNE, REPORT, CONFIRM)
+FREE, STOPPED = "free", "stopped"
+"""Servings: until the policy ends by itself; until the task's stop string."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Answers to held-out problems, without a gate.
+
+    Attributes:
+        right (list[int]): Samples at temperature 1 whose last answer is right, for each problem of the split, from its
+            first.
+        samples (int): Samples of each problem.
+        greedy (list[int] | None): Whether the last answer of greedy decoding is right (0 or 1); None: not measured.
+        length (float): Mean tokens of the samples.
+        ended (float): Share of the samples that ended by themselves or by a stop string.
+    """
+
+    right: list[int]
+    samples: int
+    greedy: list[int] | None
+    length: float
+    ended: float
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Held-out problems without a gate, after some optimizer steps, and what training had cost by then.
+    """A policy after some batches, and what training had cost by then, measurements excluded.
 
     Attributes:
-        step (int): Optimizer steps done.
-        generated_tokens (int): Tokens of all rollouts so far, measurements excluded.
+        batch (int): Batches of rollouts done.
+        generated_tokens (int): Tokens of all rollouts so far.
         trained_tokens (int): Tokens of the rollouts that had a forward and backward pass.
-        seconds (float): Wall-clock seconds of training, measurements excluded.
-        processor_seconds (float): The same of the processor, user and system.
-        samples (int): Samples of each problem at temperature 1.
-        last (list[int]): Of these, those whose last answer is right, for each problem of the split, from its first.
-        first (list[int]): Those whose first answer is right.
-        greedy (list[int] | None): Whether the last answer of greedy decoding is right (0 or 1); None: not measured.
-        length (float): Mean tokens of the samples.
-        ended (float): Share of the samples that ended by themselves.
-        entropy (float): Of the policy, nats per token: the mean of -log p of the sampled tokens.
-        careful (float | None): Share of samples that took the long way, on a task that has two.
+        seconds (float): Wall-clock seconds of training.
+        phases (dict[str, float]): Of these, seconds of `plan`, `generate`, `score` and `update`.
+        servings (dict[str, Serving]): By `FREE` and `STOPPED`, as far as measured.
     """
 
-    step: int
+    batch: int
     generated_tokens: int
     trained_tokens: int
     seconds: float
-    processor_seconds: float
-    samples: int
-    last: list[int]
-    first: list[int]
-    greedy: list[int] | None
-    length: float
-    ended: float
-    entropy: float
-    careful: float | None
+    phases: dict[str, float]
+    servings: dict[str, Serving]
 
 
 @dataclass(frozen=True)
@@ -59,15 +65,16 @@ class Run:
     """A finished run of an entrant on a task.
 
     Attributes:
-        task (str): Key of `benchmarks.arena.tasks.TASKS`.
-        entrant (str): Key of `benchmarks.arena.entrants.ENTRANTS`; empty for `START`.
-        stage (str): `START`, `TUNE` or `REPORT`.
-        learning_rate (float): Constant.
+        task (str): Key of `TASKS`.
+        entrant (str): Key of `ENTRANTS`; empty for `START`.
+        stage (str): Of `STAGES`.
+        learning_rate (float): Constant, or where it starts.
         seed (int): Of the order of the prompts and of sampling.
-        horizon (int): Batches of rollouts of a run of `TUNE`; the minimum of one of `REPORT`.
-        measurements (list[Measurement]): In the order of their steps. The first is not at step 0: `START` has that.
-        curves (dict[str, list[float | None]]): Metrics of every step.
+        measurements (list[Measurement]): In the order of their batches.
+        curves (dict[str, list[float | None]]): Metrics of every batch.
         took (float): Wall-clock seconds of the process, start and measurements included.
+        began (str): UTC, ISO 8601.
+        plan (str): Hash of the frozen plan, of a reported or confirming run; else empty.
         environment (dict[str, Any]): `hardware` and `versions`.
     """
 
@@ -76,11 +83,17 @@ class Run:
     stage: str
     learning_rate: float
     seed: int
-    horizon: int
     measurements: list[Measurement]
     curves: dict[str, list[float | None]]
     took: float
+    began: str
+    plan: str
     environment: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[str, str, str, float, int]:
+        """What tells it from other runs."""
+        return self.task, self.entrant, self.stage, self.learning_rate, self.seed
 
     def to_json(self) -> str:
         """One line."""
@@ -91,29 +104,25 @@ class Run:
         """From `to_json`.
 
         Raises:
-            ValueError: If it is no such record.
+            ValueError: If it is not such a record.
         """
-        found = json.loads(line)
-        _check(found, cls)
-        for each in found["measurements"]:
-            _check(each, Measurement)
-        found["measurements"] = [Measurement(**each) for each in found["measurements"]]
+        found = _checked(json.loads(line), cls)
+        for place, one in enumerate(found["measurements"]):
+            servings = {name: Serving(**_checked(own, Serving)) for name, own in one.get("servings", {}).items()}
+            found["measurements"][place] = Measurement(**_checked(one, Measurement) | {"servings": servings})
         return cls(**found)
 
 
-def _check(found: dict[str, Any], of: type) -> None:
+def _checked(found: dict[str, Any], of: type) -> dict[str, Any]:
     odd = ", ".join(sorted(found.keys() ^ {field.name for field in fields(of)}))
     if odd:
         raise ValueError(f"not the record of a run: {odd} missing or unknown. Run it again with this version.")
+    return found
 
 
 def read(path: Path) -> list[Run]:
-    """Runs of a file, plain or compressed by its suffix; none if there is no file."""
-    if not path.exists():
-        return []
-    opened = lzma.open(path, "rt") if path.suffix == ".xz" else path.open()
-    with opened as lines:
-        return [Run.from_json(line) for line in lines]
+    """Runs of a file; none if there is no file."""
+    return [Run.from_json(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def append(path: Path, run: Run) -> None:
@@ -121,10 +130,3 @@ def append(path: Path, run: Run) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lines:
         lines.write(run.to_json() + "\n")
-
-
-def pack(runs: Iterable[Run], path: Path = COMMITTED) -> Path:
-    """Write runs compressed, in the order of their names, so that the same runs are the same file."""
-    lines = sorted(run.to_json() for run in runs)
-    path.write_bytes(lzma.compress("".join(f"{line}\n" for line in lines).encode(), preset=9 | lzma.PRESET_EXTREME))
-    return path

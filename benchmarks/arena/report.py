@@ -1,174 +1,239 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of the arena: tables on the terminal, a result file, and what documents quote of them."""
+"""The report of the arena: tables on the terminal, and what documents quote of them."""
 
 import json
-from collections.abc import Sequence
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.common import RESULTS
+import numpy as np
+
 from duet_trl.report.tables import markdown_table, text_table
 
-from .contest import Contest
-from .entrants import CONTROLS, ENTRANTS, REFERENCE
+from .contest import COSTS, SECONDS, TOKENS, Contest, contests, outcome, seconds_per_batch
+from .entrants import ENTRANTS, REFERENCE
+from .measuring import PHASES
 from .profiles import PROFILES
-from .quantities import Quantities, rate_of, rate_text
 from .quotes import differences, documents, rewritten
-from .records import REPORT, START, Run
-from .report_tables import Findings, tables
-from .tuning import tuned_rate
+from .records import CONFIRM, REPORT, START, STOPPED, TUNE, Run
+from .schedule import PLAN, hash_of
+from .targets import TARGETS, signed, verdicts
+from .tuning import accuracy, at_the_edge, choose
+
+SHARES = (0.25, 0.5, 1.0)
+FIGURE = Path("docs/assets")
+MAIN = (REFERENCE, "duet", "duet_stop", "duet_stop_ungated", "grpo_4_several")
+"""Entrants of the figure."""
 
 
-def write_report(findings: Findings, markdown: bool) -> None:
-    """Print all tables; write outputs/bench/arena.json.
+@dataclass(frozen=True)
+class Table:
+    """Headers and rows of strings, under a title of one line."""
 
-    Args:
-        findings (Findings): Of the records.
-        markdown (bool): Print the tables as Markdown.
-    """
-    draw = markdown_table if markdown else text_table
-    for name, table in tables(findings).items():
-        print(f"\n{table.title} ({name})\n\n{draw(table.headers, table.rows)}")
-    print(
-        "\n[...]: 95% t-interval over seeds; [-]: not known. >: not reached, with what was spent. -: not measured,"
-        " or never spent."
-    )
-    print("\n".join(_gaps(findings)))
-    print(_write_json(findings))
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
-def write_documents(findings: Findings, folder: Path) -> list[str]:
-    """Write tables and values between their markers in README.md and docs/*.md.
-
-    Args:
-        findings (Findings): Of the records.
-        folder (Path): Root of the repository.
+def report(runs: Sequence[Run], root: Path, *, write: bool) -> list[str]:
+    """Print all tables and, if asked, write tables, values and figures into the documents.
 
     Returns:
-        list[str]: Files that changed.
-
-    Raises:
-        ValueError: If a document asks for what there is not; nothing is written then.
+        list[str]: What a document quotes that is not as the records say, runs that do not follow the committed plan,
+        and learning rates at an edge of their grid.
     """
-    values = _texts(findings)
-    texts = {path: rewritten(path.read_text(), values, str(path.relative_to(folder))) for path in documents(folder)}
-    changed = []
-    for path, text in texts.items():
-        if text != path.read_text():
-            path.write_text(text)
-            changed.append(str(path.relative_to(folder)))
-    return changed
-
-
-def check_documents(findings: Findings, folder: Path) -> list[str]:
-    """What README.md and docs/*.md show, where it is not what the records say.
-
-    Runs whose learning rate is not the one that tuning chose are named too.
-
-    Args:
-        findings (Findings): Of the records.
-        folder (Path): Root of the repository.
-
-    Returns:
-        list[str]: Differences, with file, line, quoted and computed value.
-    """
-    values = _texts(findings)
-    found = []
-    for path in documents(folder):
+    found = tables(runs)
+    for name, table in found.items():
+        print(f"\n{table.title} ({name})\n\n{text_table(table.headers, table.rows)}")
+    texts = {name: markdown_table(table.headers, table.rows) for name, table in found.items()} | values(runs)
+    if write:
+        for path in documents(root):
+            path.write_text(rewritten(path.read_text(), texts, str(path.relative_to(root))))
+        for task, contest in contests(runs).items():
+            draw(contest, root / FIGURE / f"{task}.svg")
+    problems = off_plan(runs, root)
+    for path in documents(root):
         try:
-            found += differences(path.read_text(), values, str(path.relative_to(folder)))
+            problems += differences(path.read_text(), texts, str(path.relative_to(root)))
         except ValueError as error:
-            found.append(str(error))
-    return found + _rates_not_chosen(findings.runs)
+            problems.append(str(error))
+    return problems
 
 
-def _texts(findings: Findings) -> dict[str, str]:
-    """Text of every block that a document may have: tables by their names, values as `value ...`."""
-    texts = {name: markdown_table(table.headers, table.rows) for name, table in tables(findings).items()}
-    for task, entrants in findings.figures.items():
-        contest = findings.contests[task]
-        texts[f"value {task} target"] = f"{contest.target:.3f}"
-        for name, own in entrants.items():
-            texts |= _values(f"value {task} {name}", own)
-            texts |= {f"value {task} {name} {key}": text for key, text in _counts(contest, name).items()}
-    for task, own in findings.starts.items():
-        texts |= _values(f"value {task} start", own)
-    for place, rank in enumerate(findings.ranks, 1):
-        texts |= _values(f"value overall {rank.entrant}", findings.overall[rank.entrant])
-        texts[f"value overall {rank.entrant} place"] = str(place)
-        texts[f"value overall {rank.entrant} reached"] = f"{rank.reached} of {rank.tasks}"
-    return texts
+def tables(runs: Sequence[Run]) -> dict[str, Table]:
+    """All tables that the records can fill, by name: `<what> <task>`."""
+    found = {"start": _start([run for run in runs if run.stage == START])}
+    for task in dict.fromkeys(run.task for run in runs):
+        found[f"tuning {task}"] = _tuning([run for run in runs if (run.task, run.stage) == (task, TUNE)], task)
+    for task, contest in contests(runs).items():
+        found[f"main {task}"] = _main(contest)
+        found[f"scores {task}"] = _scores(contest)
+        found[f"seconds {task}"] = _seconds(contest)
+        pairs = zip(TARGETS, verdicts(contest), strict=True)
+        rows = [[one.claim, f"{'met' if own.met else 'missed'}: {own.text}"] for one, own in pairs]
+        found[f"targets {task}"] = Table(f"{task}: targets", ["target", "verdict"], rows)
+    for task, contest in contests(runs, CONFIRM).items():
+        found[f"confirmed {task}"] = _main(contest)
+    return {name: table for name, table in found.items() if table.rows}
 
 
-def _values(prefix: str, own: Quantities) -> dict[str, str]:
-    texts = {f"{prefix} {key}": quantity.text for key, quantity in own.items()}
-    return texts | {f"{prefix} {key}_interval": quantity.interval_text for key, quantity in own.items()}
-
-
-def _counts(contest: Contest, name: str) -> dict[str, str]:
-    """What is no estimate."""
-    runs = list(contest.runs[name].values())
-    return {"seeds": str(len(runs)), "learning_rate": rate_of(runs)}
-
-
-def _gaps(findings: Findings) -> list[str]:
-    """What was not run: tasks without their start or their reference, and entrants."""
-    tasks = dict.fromkeys(run.task for run in findings.runs if run.stage in (START, REPORT))
-    lines = [
-        f"not reported: {task}, whose start or whose {REFERENCE} has no run yet"
-        for task in tasks
-        if task not in findings.contests
-    ]
-    for task, contest in findings.contests.items():
-        missing = [name for name in ENTRANTS if name not in contest.runs and name not in CONTROLS]
-        if missing:
-            lines.append(f"no runs yet: {task}: {', '.join(missing)}")
-    return lines
-
-
-def _rates_not_chosen(runs: Sequence[Run]) -> list[str]:
-    rates = {(run.task, run.entrant): run.learning_rate for run in runs if run.stage == REPORT}
-    found = []
-    for (task, name), rate in rates.items():
-        chosen = tuned_rate(runs, task, name, PROFILES["full"])
-        if chosen is not None and chosen != rate:
-            says = "its rate is" if ENTRANTS[name].rate else "tuning chose"
-            found.append(f"records: {task} {name} ran at {rate_text(rate)}, but {says} {rate_text(chosen)}")
+def values(runs: Sequence[Run]) -> dict[str, str]:
+    """What documents quote inside a sentence, by name: `value <task> ...`."""
+    found = {}
+    for task, contest in contests(runs).items():
+        for name in contest.runs:
+            found[f"value {task} {name} seeds"] = str(len(contest.runs[name]))
+            for cost, word in ((TOKENS, "tokens"), (SECONDS, "seconds")):
+                for share in SHARES:
+                    lead = contest.lead(name, REFERENCE, cost, share)
+                    found[f"value {task} {name} {word} {share:.0%}"] = signed(lead)
+                found[f"value {task} {name} reached {word}"] = _reached(contest, name, cost)
+            found[f"value {task} {name} accuracy"] = f"{contest.final(name, 'accuracy').mean:.3f}"
     return found
 
 
-def _write_json(findings: Findings) -> Path:
-    """All figures unrounded, with seeds, and the machines and versions of the runs."""
-    environments: list[dict[str, Any]] = []
-    for run in findings.runs:
-        if run.environment not in environments:
-            environments.append(run.environment)
-    tasks = {
-        task: {
-            "target": contest.target,
-            "start": _json(findings.starts[task]),
-            "entrants": {
-                name: {
-                    "seeds": list(own),
-                    "learning_rate": next(iter(own.values())).learning_rate,
-                    **_json(findings.figures[task][name]),
-                }
-                for name, own in contest.runs.items()
-            },
-        }
-        for task, contest in findings.contests.items()
-    }
-    payload = {
-        "environments": environments,
-        "overall": {name: _json(own) for name, own in findings.overall.items()},
-        "tasks": tasks,
-        "tables": {name: [table.headers, *table.rows] for name, table in tables(findings).items()},
-    }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / "arena.json"
-    path.write_text(json.dumps(payload, indent=1) + "\n")
-    return path
+def _reached(contest: Contest, name: str, cost: str) -> str:
+    return ", ".join("never" if one is None else f"{one:.0%}" for one in contest.reached(name, cost))
 
 
-def _json(own: Quantities) -> dict[str, Any]:
-    return {name: quantity.to_json() for name, quantity in own.items()}
+def _start(starts: Sequence[Run]) -> Table:
+    rows = []
+    for run in starts:
+        for serving, one in run.measurements[0].servings.items():
+            own = outcome(one)
+            rates = np.array(one.right) / one.samples
+            hopeless, solved = (f"{np.mean(rates < 0.05):.0%}", f"{np.mean(rates > 0.9):.0%}")
+            shares = [hopeless, solved, f"{np.mean(rates > 0):.2f}"] if one.samples >= 16 else ["-", "-", "-"]
+            scores = [f"{own['accuracy']:.3f}", f"{own['greedy']:.3f}", *shares]
+            rows.append([run.task, serving, *scores, f"{one.length:.1f}", f"{one.ended:.0%}"])
+    headers = ["task", "served", "mean", "greedy", "p < .05", "p > .9", "pass@16", "tokens", "ended"]
+    return Table("The policies before training", headers, rows)
+
+
+def _tuning(runs: Sequence[Run], task: str) -> Table:
+    rates = sorted({run.learning_rate for run in runs})
+    rows = []
+    for name in (name for name in ENTRANTS if any(run.entrant == name for run in runs)):
+        own = {run.learning_rate: f"{accuracy(run):.3f}" for run in runs if run.entrant == name}
+        chosen = choose(runs, task, name)
+        rows.append([name, *(own.get(rate, "-") for rate in rates), "-" if chosen is None else f"{chosen:g}"])
+    return Table(
+        f"{task}: accuracy on the tuning split by learning rate", ["", *map("{:g}".format, rates), "chosen"], rows
+    )
+
+
+def _main(contest: Contest) -> Table:
+    """The main table: differences to the reference at equal cost, and the cost of getting as far."""
+    rows = []
+    for name, own in contest.runs.items():
+        cells = [signed(contest.lead(name, REFERENCE, cost, share)) for cost in COSTS for share in SHARES]
+        cells = ["0"] * len(cells) if name == REFERENCE else [cell.removesuffix(" (one seed)") for cell in cells]
+        costs = [_reached(contest, name, cost) for cost in COSTS]
+        rows.append([name, ENTRANTS[name].what, str(len(own)), *cells, *costs])
+    shares = [f"{share:.0%} {word}" for word in ("tokens", "seconds") for share in SHARES]
+    headers = ["", "what it is", "seeds", *shares, "tokens to its end", "seconds to its end"]
+    return Table(f"{contest.task}: accuracy minus {REFERENCE}'s at equal cost", headers, rows)
+
+
+def _scores(contest: Contest) -> Table:
+    rows = []
+    first = contest.start.measurements[0].servings
+    for name in ("start", *contest.runs):
+        row = [name]
+        for serving in first:
+            if name == "start":
+                own = outcome(first[serving])
+            else:
+                servings = [run.measurements[-1].servings[serving] for run in contest.runs[name].values()]
+                found = [outcome(one) for one in servings]
+                own = {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+            row += [f"{own['accuracy']:.3f}", f"{own['greedy']:.3f}"]
+            row += [f"{own['pass_8']:.3f}"] if serving == STOPPED or len(first) == 1 else []
+            row += [f"{own['length']:.1f}", f"{own['ended']:.0%}"]
+        for figure in ("greedy", "pass_8"):
+            lead = contest.final_lead(name, figure) if name not in ("start", REFERENCE) else None
+            row.append("-" if lead is None else signed(lead))
+        rows.append(row)
+    headers = [""]
+    for serving in first:
+        passes = ["pass@8"] if serving == STOPPED or len(first) == 1 else []
+        headers += [f"{serving}: mean", "greedy", *passes, "tokens", "ended"]
+    return Table(
+        f"{contest.task}: scores at the end", [*headers, "greedy minus reference", "pass@8 minus reference"], rows
+    )
+
+
+def _seconds(contest: Contest) -> Table:
+    rows = []
+    for name, own in contest.runs.items():
+        ends = [run.measurements[-1] for run in own.values()]
+        found = [seconds_per_batch(end) for end in ends]
+        parts = [float(np.mean([one[key] for one in found])) for key in (*PHASES, "rest")]
+        tokens = float(np.mean([end.generated_tokens / end.batch for end in ends]))
+        batches = float(np.mean([end.batch for end in ends]))
+        rows.append([name, f"{batches:.0f}", f"{tokens:.0f}", f"{sum(parts):.1f}", *(f"{part:.2f}" for part in parts)])
+    headers = ["", "batches", "tokens a batch", "seconds a batch", *PHASES, "rest"]
+    return Table(f"{contest.task}: a batch", headers, rows)
+
+
+def off_plan(runs: Sequence[Run], root: Path) -> list[str]:
+    """Reported runs that do not follow the committed plan, or began before it was committed, and edges of grids."""
+    plan = json.loads(PLAN.read_text()) if PLAN.exists() else {}
+    found = []
+    reported = [run for run in runs if run.stage in (REPORT, CONFIRM)]
+    for run in reported:
+        entry = plan.get(run.task, {}).get(run.entrant)
+        name = f"{run.task} {run.entrant} seed {run.seed}"
+        if entry is None or (entry["hash"], entry["rate"]) != (run.plan, run.learning_rate):
+            found.append(f"records: {name} does not follow {PLAN.name}")
+            continue
+        if hash_of(run.task, run.entrant, run.learning_rate, PROFILES["full"]) != run.plan:
+            found.append(f"records: {name} ran with other settings than entrants.py and profiles.py have now")
+        committed = _committed(root, run.plan)
+        if committed is not None and committed > run.began:
+            found.append(f"records: {name} began {run.began}, before its plan was committed ({committed})")
+    for task, name in dict.fromkeys((run.task, run.entrant) for run in reported):
+        if at_the_edge(runs, task, name):
+            found.append(f"records: {task} {name}: the chosen rate is at an edge of its grid")
+    return found
+
+
+def _committed(root: Path, text: str) -> str | None:
+    """When a text entered the plan, UTC; None without the whole history."""
+    if (root / ".git" / "shallow").exists():
+        return None
+    command = ["git", "log", "--reverse", "--format=%ad", "--date=format-local:%Y-%m-%dT%H:%M:%S+00:00", f"-S{text}"]
+    command += ["--", str(PLAN.relative_to(root))]
+    environment = os.environ | {"TZ": "UTC"}
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment)
+    return done.stdout.split("\n")[0] or None
+
+
+def draw(contest: Contest, path: Path, names: Sequence[str] = MAIN) -> None:
+    """Accuracy against tokens and against seconds: a thin line for each seed, a thick one for their mean."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "arena", "font.size": 9}
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
+    labels: Mapping[str, tuple[str, float]] = {TOKENS: ("thousand tokens generated", 1e3), SECONDS: ("minutes", 60)}
+    for axis, (cost, (label, unit)) in zip(axes, labels.items(), strict=True):
+        for place, name in enumerate(name for name in names if name in contest.runs):
+            curves = [contest.curve(run, cost) for run in contest.runs[name].values()]
+            most = min(float(spent[-1]) for spent, _ in curves)
+            grid = np.linspace(0, most, 60)
+            for spent, found in curves:
+                axis.plot(spent / unit, found, "o-", color=f"C{place}", lw=0.5, ms=2, alpha=0.4)
+            mean = np.mean([np.interp(grid, spent, found) for spent, found in curves], axis=0)
+            axis.plot(grid / unit, mean, color=f"C{place}", lw=2, label=ENTRANTS[name].what)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("accuracy at temperature 1")
+    axes[0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

@@ -1,113 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes runs, each in a process of its own, several side by side."""
+"""Makes runs one after the other, each in a separate process, with all cores."""
 
-import multiprocessing
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 
-from recipes.tiny_math.cpu import ENVIRONMENT
-
 from .cell import run as run_here
-from .entrants import REFERENCE
 from .profiles import PROFILES
 from .records import Run, append
-from .schedule import Cell, Plan, hours, ready
+from .schedule import Asked, Cell, Plan, ready
+
+ENVIRONMENT = {
+    # vLLM would otherwise pin its threads to cores that training uses as well.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default reserves a share of the machine's memory
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in the training process
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
-class FailedRun(RuntimeError):
-    """A run ended with an error."""
-
-
-def run_all(
-    plan: Plan, runs: list[Run], profile: str, path: Path, jobs: int, minutes: float | None = None
-) -> list[Cell]:
-    """Make every run of a plan that is not on record; each finished one is written at once.
+def run_all(asked: Asked, runs: list[Run], plan: Plan, profile: str, path: Path, minutes: float | None) -> list[Cell]:
+    """Make every run that is asked for and not on record; each finished one is written at once.
 
     Args:
-        plan (Plan): What is asked for.
+        asked (Asked): What is asked for.
         runs (list[Run]): Finished ones; those that follow are added.
+        plan (Plan): Of reported runs.
         profile (str): Its profile's name.
         path (Path): The records.
-        jobs (int): Runs side by side.
         minutes (float | None): No run starts later than that.
 
     Returns:
-        list[Cell]: Runs that failed. The others go on; asked for again, a failed one is tried again.
+        list[Cell]: Runs that failed. The others continue; asked for again, a failed one is tried again.
     """
-    # The processes of the runs inherit it; torch and vLLM read it when they are imported.
-    os.environ.update(ENVIRONMENT | os.environ)
-    began = time.monotonic()
-    running: dict[Future, Cell] = {}
-    failed: list[Cell] = []
-    folder = path.parent / "checkpoints" / profile
-    with ThreadPoolExecutor(jobs) as pool:
-        while True:
-            taken = {cell.key for cell in (*running.values(), *failed)}
-            late = minutes is not None and time.monotonic() - began > 60 * minutes
-            waiting = [] if late else [cell for cell in ready(plan, runs) if cell.key not in taken]
-            for cell in waiting[: jobs - len(running)]:
-                running[pool.submit(run_cell, cell, profile, folder)] = cell
-            if not running:
-                left = hours(plan, runs, jobs)[0] - len(failed)
-                if left and not late:
-                    print(
-                        f"{left} runs wait for what this call leaves out: the tuning of their entrants, or runs of "
-                        f"{REFERENCE} with their seeds. Ask for these too, with --stages and --entrants.",
-                        flush=True,
-                    )
-                return failed
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                cell = running.pop(future)
-                try:
-                    run = future.result()
-                except FailedRun as error:
-                    failed.append(cell)
-                    print(f"FAILED {cell}: {str(error)[-3000:]}", flush=True)
-                    continue
-                append(path, run)
-                runs.append(run)
-                last = run.measurements[-1]
-                right = sum(last.last) / last.samples / len(last.last)
-                print(f"{cell}: {right:.3f}, {last.generated_tokens / 1e3:.0f}k tokens, {run.took:.0f} s", flush=True)
+    began, failed = time.monotonic(), []
+    while minutes is None or time.monotonic() - began < 60 * minutes:
+        tried = {cell.key for cell in failed}
+        waiting = [cell for cell in ready(asked, runs, plan) if cell.key not in tried]
+        if not waiting:
+            break
+        cell = waiting[0]
+        print(f"==> {cell}", flush=True)
+        run = run_cell(cell, profile)
+        if run is None:
+            failed.append(cell)
+            print(f"FAILED {cell}", flush=True)
+            continue
+        append(path, run)
+        runs.append(run)
+        last = run.measurements[-1]
+        scores = ", ".join(f"{k} {sum(s.right) / s.samples / len(s.right):.3f}" for k, s in last.servings.items())
+        print(f"{cell}: {scores}, {last.generated_tokens / 1e3:.1f}k tokens, {run.took:.0f} s", flush=True)
+    return failed
 
 
-def run_cell(cell: Cell, profile: str, folder: Path) -> Run:
-    """One run in a process of its own.
-
-    Raises:
-        FailedRun: If it fails, with what it wrote.
-    """
+def run_cell(cell: Cell, profile: str) -> Run | None:
+    """One run in a separate process, which prints meanwhile; None if it fails."""
     with tempfile.TemporaryDirectory() as scratch:
-        output, log = Path(scratch, "run.json"), Path(scratch, "log.txt")
-        process = _CONTEXT.Process(target=_child, args=(cell, profile, folder, output, log))
-        process.start()
-        process.join()
-        if process.exitcode != 0:
-            raise FailedRun(f"exit status {process.exitcode}\n{log.read_text() if log.exists() else ''}")
-        return Run.from_json(output.read_text())
+        output = Path(scratch, "run.json")
+        command = [sys.executable, "-m", __name__, json.dumps(asdict(cell)), profile, str(output)]
+        subprocess.run(command, env=ENVIRONMENT | os.environ, check=False)
+        return Run.from_json(output.read_text()) if output.exists() else None
 
 
-def _child(cell: Cell, profile: str, folder: Path, output: Path, log: Path) -> None:
-    with log.open("w") as written:
-        os.dup2(written.fileno(), sys.stdout.fileno())
-        os.dup2(written.fileno(), sys.stderr.fileno())
-    output.write_text(run_here(cell, PROFILES[profile], folder).to_json())
-
-
-# The server imports once what takes every run fifteen seconds, and forks. It has no threads yet, and no engine.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
-    [
-        "benchmarks.arena.measuring",
-        "benchmarks.arena.tasks",
-        "duet_trl.trainer",
-        "vllm.entrypoints.llm",
-        "vllm.model_executor.models.qwen3",
-        "vllm.v1.worker.cpu_worker",
-        "datasets",
-    ]
-)
+if __name__ == "__main__":
+    about, chosen, place = sys.argv[1:]
+    Path(place).write_text(run_here(Cell(**json.loads(about)), PROFILES[chosen]).to_json())

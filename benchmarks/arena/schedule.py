@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which runs are still to be made, in which order, and how long they take."""
+"""Which runs are still to be made, in which order, how long they take, and the plan that reported runs follow.
 
+`plan.json` has the learning rate of every entrant and task, with a hash of everything that its runs depend on. It is
+committed before the first of them is made, and each of them keeps the hash.
+"""
+
+import hashlib
+import json
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from .entrants import REFERENCE
+from .entrants import ENTRANTS, REFERENCE, configuration
+from .mixed import KINDS, SIZES
 from .profiles import TUNING_SEED, Profile
-from .records import REPORT, STAGES, START, TUNE, Run
-from .tuning import tuned_pairs, tuned_rate, wanted
+from .records import CONFIRM, REPORT, STAGES, START, TUNE, Run
+from .tasks import TASKS
+from .tuning import choose, wanted
 
-GUESS = 3.0
-"""Seconds of an optimizer step, with its share of start and measurements, before any run has finished."""
-START_STEPS = 30
-"""What measuring a policy before training takes, in such steps."""
+PLAN = Path(__file__).with_name("plan.json")
+GUESS = 900.0
+"""Seconds of a run before any of its kind has finished."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +30,8 @@ class Cell:
     """A run that is to be made.
 
     Attributes:
-        task, entrant, stage, learning_rate, seed, horizon: As in `Run`.
-        tokens (int): It goes on until it has generated as many.
+        task, entrant, stage, learning_rate, seed, plan: As in `Run`.
+        tokens (int), seconds (float): What the reference spent: where it ends; 0 for the reference.
     """
 
     task: str
@@ -30,25 +39,21 @@ class Cell:
     stage: str
     learning_rate: float
     seed: int
-    horizon: int
     tokens: int = 0
+    seconds: float = 0.0
+    plan: str = ""
 
     @property
-    def key(self) -> tuple[str, str, str, float, int, int]:
-        """What tells it from other runs."""
-        return self.task, self.entrant, self.stage, self.learning_rate, self.seed, self.horizon
+    def key(self) -> tuple[str, str, str, float, int]:
+        """As `Run.key`."""
+        return self.task, self.entrant, self.stage, self.learning_rate, self.seed
 
     def __str__(self) -> str:
-        return f"{self.task} {self.entrant} {self.stage} lr={self.learning_rate:g} seed={self.seed} to {self.horizon}"
-
-
-def key_of(run: Run) -> tuple[str, str, str, float, int, int]:
-    """`Cell.key` of a finished run."""
-    return run.task, run.entrant, run.stage, run.learning_rate, run.seed, run.horizon
+        return f"{self.task} {self.entrant} {self.stage} lr={self.learning_rate:g} seed={self.seed}"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Asked:
     """What is asked for.
 
     Attributes:
@@ -65,83 +70,99 @@ class Plan:
     stages: tuple[str, ...] = STAGES
 
 
-def ready(plan: Plan, runs: Sequence[Run]) -> list[Cell]:
-    """Cells that can start, in their order: the policies before training; tuning by task and entrant; then seed by
-    seed, all entrants of a seed in turn on every task. A run waits for its learning rate and the reference's tokens.
+Plan = dict[str, dict[str, dict[str, Any]]]
+"""By task and entrant: `rate` and `hash`."""
 
-    Args:
-        plan (Plan): What is asked for.
-        runs (Sequence[Run]): Finished runs.
 
-    Returns:
-        list[Cell]: None of them finished; more may follow from their results.
+def hash_of(task: str, entrant: str, rate: float, profile: Profile) -> str:
+    """Of everything that decides a reported run, but for its seed and the code."""
+    fields = configuration(ENTRANTS[entrant], TASKS[task], rate, 0, profile.prompts)
+    kinds = [(kind.name, kind.generator, kind.levels, kind.examples) for kind in KINDS]
+    everything = [task, entrant, ENTRANTS[entrant].lean, fields, asdict(profile), kinds, SIZES]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def frozen(runs: Sequence[Run], asked: Asked) -> Plan:
+    """The plan that the tuning runs decide, for those whose tuning is complete."""
+    found: Plan = {}
+    for task in asked.tasks:
+        for name in asked.entrants:
+            if (rate := choose(runs, task, name)) is not None:
+                found.setdefault(task, {})[name] = {"rate": rate, "hash": hash_of(task, name, rate, asked.profile)}
+    return found
+
+
+def ready(asked: Asked, runs: Sequence[Run], plan: Plan) -> list[Cell]:
+    """Cells that can start, in their order: the policies before training; tuning; then seed by seed all entrants.
+
+    All but the reference wait for what the reference of the same stage spent.
     """
-    done = {key_of(run) for run in runs}
-    cells = []
-    if START in plan.stages:
-        cells += [cell for task in plan.tasks if (cell := Cell(task, "", START, 0.0, 0, 0)).key not in done]
-    if TUNE in plan.stages:
-        cells += [
-            Cell(task, name, TUNE, rate, TUNING_SEED, horizon)
-            for task, name in tuned_pairs(plan.tasks, plan.entrants)
-            for rate, horizon in wanted(runs, task, name, plan.profile)
-        ]
-    if REPORT in plan.stages:
-        cells += [cell for cell in _reports(plan, runs) if cell.key not in done]
-    return cells
+    done = {run.key for run in runs}
+    return [cell for cell in _cells(asked, runs, plan) if cell.key not in done]
 
 
-def _reports(plan: Plan, runs: Sequence[Run]) -> Iterator[Cell]:
-    profile = plan.profile
-    rates = {(task, name): tuned_rate(runs, task, name, profile) for task in plan.tasks for name in plan.entrants}
-    spent = {
-        (run.task, run.seed): run.measurements[-1].generated_tokens
-        for run in runs
-        if (run.entrant, run.stage) == (REFERENCE, REPORT)
-    }
-    for seed in plan.seeds:
-        for (task, name), rate in rates.items():
-            if rate is not None and (name == REFERENCE or (task, seed) in spent):
-                tokens = 0 if name == REFERENCE else round(profile.share * spent[task, seed])
-                yield Cell(task, name, REPORT, rate, seed, profile.horizon, tokens)
+def _cells(asked: Asked, runs: Sequence[Run], plan: Plan) -> Iterator[Cell]:
+    if START in asked.stages:
+        yield from (Cell(task, "", START, 0.0, 0) for task in asked.tasks)
+    if TUNE in asked.stages:
+        for task in asked.tasks:
+            chosen = choose(runs, task, REFERENCE)
+            own = [run for run in runs if (run.task, run.entrant, run.stage) == (task, REFERENCE, TUNE)]
+            spent = spent_of([run for run in own if run.learning_rate == chosen])
+            for name in asked.entrants:
+                for rate in wanted(runs, task, name):
+                    if name == REFERENCE or spent != (0, 0.0):
+                        yield Cell(task, name, TUNE, rate, TUNING_SEED, *(() if name == REFERENCE else spent))
+    for stage, seeds in ((REPORT, asked.seeds), (CONFIRM, asked.profile.fresh_seeds)):
+        for seed in seeds if stage in asked.stages else ():
+            for task in asked.tasks:
+                own = [run for run in runs if (run.task, run.stage, run.seed) == (task, stage, seed)]
+                spent = spent_of([run for run in own if run.entrant == REFERENCE])
+                for name in asked.entrants:
+                    entry = plan.get(task, {}).get(name)
+                    if entry is not None and (name == REFERENCE or spent != (0, 0.0)):
+                        limits = (0, 0.0) if name == REFERENCE else spent
+                        yield Cell(task, name, stage, entry["rate"], seed, *limits, plan=entry["hash"])
 
 
-def hours(plan: Plan, runs: Sequence[Run], jobs: int) -> tuple[int, float]:
-    """How many runs are left of everything that is asked for, and how long they take.
+def spent_of(runs: Sequence[Run]) -> tuple[int, float]:
+    """Mean tokens and seconds of some runs at their ends; zeros for none."""
+    if not runs:
+        return 0, 0.0
+    ends = [run.measurements[-1] for run in runs]
+    return round(statistics.mean(one.generated_tokens for one in ends)), statistics.mean(one.seconds for one in ends)
 
-    A run that is not finished takes the median of the same entrant, task and stage; else of the task and stage; else
-    `GUESS` seconds a step.
 
-    Returns:
-        tuple[int, float]: Runs, and wall-clock hours with so many `jobs` side by side.
+def hours(asked: Asked, runs: Sequence[Run]) -> tuple[int, float]:
+    """How many runs are left of everything that is asked for, and how many hours they take one after the other.
+
+    A run takes the median of the same entrant, task and stage; else of the task and stage; else `GUESS` seconds.
     """
-    left = list(_left(plan, runs))
-    seconds = sum(count * _each(runs, *what) for count, *what in left)
-    return sum(count for count, *_ in left), seconds / jobs / 3600
+    left = list(_left(asked, runs))
+    return sum(count for count, *_ in left), sum(count * _each(runs, *what) for count, *what in left) / 3600
 
 
-def _left(plan: Plan, runs: Sequence[Run]) -> Iterator[tuple[int, str, str, str, int]]:
-    """How many runs are left of each task, entrant, stage and horizon."""
-    profile = plan.profile
-    if START in plan.stages:
-        measured = {run.task for run in runs if run.stage == START}
-        for task in plan.tasks:
-            yield int(task not in measured), task, "", START, 0
-    if TUNE in plan.stages:
-        for task, name in tuned_pairs(plan.tasks, plan.entrants):
-            starting = len(profile.factors)
-            for horizon, keep in profile.rungs:
-                done = sum(key_of(run)[:3] == (task, name, TUNE) and run.horizon == horizon for run in runs)
-                yield max(0, starting - done), task, name, TUNE, horizon
-                starting = keep
-    if REPORT in plan.stages:
-        for task in plan.tasks:
-            for name in plan.entrants:
-                seeds = {run.seed for run in runs if key_of(run)[:3] == (task, name, REPORT)}
-                yield sum(seed not in seeds for seed in plan.seeds), task, name, REPORT, profile.horizon
+def _left(asked: Asked, runs: Sequence[Run]) -> Iterator[tuple[int, str, str, str]]:
+    for task in asked.tasks:
+        of = {stage: [run for run in runs if (run.task, run.stage) == (task, stage)] for stage in STAGES}
+        if START in asked.stages:
+            yield int(not of[START]), task, "", START
+        if TUNE in asked.stages:
+            for name in asked.entrants:
+                complete = choose(runs, task, name) is not None
+                yield (
+                    0 if complete else max(1, 3 - len({r.key for r in of[TUNE] if r.entrant == name})),
+                    task,
+                    name,
+                    TUNE,
+                )
+        for stage, seeds in ((REPORT, asked.seeds), (CONFIRM, asked.profile.fresh_seeds)):
+            for name in asked.entrants if stage in asked.stages else ():
+                done = {run.seed for run in of[stage] if run.entrant == name}
+                yield len(set(seeds) - done), task, name, stage
 
 
-def _each(runs: Sequence[Run], task: str, name: str, stage: str, horizon: int) -> float:
-    alike = [run for run in runs if (run.task, run.stage, run.horizon) == (task, stage, horizon)]
+def _each(runs: Sequence[Run], task: str, name: str, stage: str) -> float:
+    alike = [run for run in runs if (run.task, run.stage) == (task, stage)]
     own = [run.took for run in alike if run.entrant == name]
-    return statistics.median(own or [run.took for run in alike] or [GUESS * (horizon or START_STEPS)])
+    return statistics.median(own or [run.took for run in alike] or [GUESS])

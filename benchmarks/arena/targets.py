@@ -1,35 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `duet` is to reach, and whether it does.
+"""What `duet` is to reach against the reference on a task, and whether it does.
 
-Everything is relative to the reference, GRPO with all rollouts, on the same task. "Nowhere" is on none of the tasks
-that have runs of the reference; an entrant without runs there has missed. "The target" is that of `contest.py`.
+"In every seed" and "interval" are meant: a target with too few seeds for an interval is missed. Whether nothing else
+got worse is a separate question: greedy decoding and pass@8 are not inferior if the interval of the difference ends
+above -`NOT_INFERIOR`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .contest import Contest
-from .entrants import ENTRANTS, REFERENCE
-from .pace import SECONDS
-from .quantities import DIFFERENCE, Figures, Quantity, figure_of
-from .ranking import HALF, TOKENS, best_rivals
+from .contest import COSTS, MARGIN, SECONDS, TOKENS, Contest, Estimate
+from .entrants import REFERENCE
 
-SUBJECTS = ("duet", "duet_quarter")
-"""Entrants that are held to the targets: with at most half of the reference's rollouts."""
-TOLERANCE = 0.01
-"""Accuracy that may be lost."""
-NO_RIVALS = (REFERENCE, *(name for name, entrant in ENTRANTS.items() if entrant.method == "duet"))
-"""The reference, which the other targets are about, and forms of `duet`."""
+SUBJECT = "duet_stop"
+"""Entrant that is held to the targets."""
+UNGATED, COUNTS, ROUNDS = "duet_stop_ungated", "duet_counts", "pilot"
+SEVERAL = ("grpo_8_several", "grpo_4_several", "grpo_2_several")
+NOT_INFERIOR = 0.02
+HALF = 0.5
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a target and an entrant.
-
-    Attributes:
-        met (bool): Whether it is reached.
-        text (str): By which figures.
-    """
+    """Of a target on a task: whether it is met, and by which figures."""
 
     met: bool
     text: str
@@ -37,115 +30,82 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Target:
-    """Something to reach.
-
-    Attributes:
-        claim (str): As tables have it.
-        judge (Callable[[Mapping[str, Contest], Figures, str], Verdict]): Of the contests, the figures by task and
-            entrant, and an entrant.
-    """
+    """Something to reach: a claim, as tables have it, and who judges it."""
 
     claim: str
-    judge: Callable[[Mapping[str, Contest], Figures, str], Verdict]
+    judge: Callable[[Contest], Verdict]
 
 
-def _below(quantity: Quantity, most: float) -> bool:
-    """Whether all of the interval is."""
-    return quantity.interval is not None and quantity.interval[1] <= most
+def signed(estimate: Estimate | None) -> str:
+    """A difference with its interval."""
+    if estimate is None:
+        return "not measured"
+    if estimate.interval is None:
+        return f"{estimate.mean:+z.3f} (one seed)"
+    return f"{estimate.mean:+z.3f} [{estimate.interval[0]:+z.3f}, {estimate.interval[1]:+z.3f}]"
 
 
-def cheap_on_two(tokens: float, seconds: float) -> Target:
-    """On two tasks the target is reached with such shares of the reference's tokens and processor seconds at most."""
-
-    def judge(contests: Mapping[str, Contest], figures: Figures, entrant: str) -> Verdict:
-        found = [
-            task
-            for task in contests
-            if _below(figure_of(figures, task, entrant, "generated_tokens_share"), tokens)
-            and _below(figure_of(figures, task, entrant, "processor_seconds_share"), seconds)
-        ]
-        return Verdict(len(found) >= 2, ", ".join(found) or "on none")
-
-    claim = f"at the target after at most {tokens:.0%} of {REFERENCE}'s tokens and {seconds:.0%} of its seconds"
-    return Target(f"{claim}, intervals included, on two tasks", judge)
+def is_above(estimate: Estimate | None, bound: float) -> bool:
+    """Whether the whole interval is."""
+    return estimate is not None and estimate.interval is not None and estimate.interval[0] > bound
 
 
-def nowhere_below(cost: str, share: float, name: str) -> Target:
-    """After a share of what the reference spent, on no task more than `TOLERANCE` below where the reference ends."""
+def _reaches(cost: str, share: float) -> Target:
+    def judge(contest: Contest) -> Verdict:
+        if SUBJECT not in contest.runs:
+            return Verdict(False, "not run")
+        found = contest.reached(SUBJECT, cost)
+        met = bool(found) and all(one is not None and one <= share for one in found)
+        return Verdict(met, "; ".join("never" if one is None else f"{one:.0%}" for one in found))
 
-    def judge(contests: Mapping[str, Contest], _: Figures, entrant: str) -> Verdict:
-        found = {task: one.at_cost(entrant, cost, share) for task, one in contests.items() if entrant in one.runs}
-        missing = [task for task in contests if found.get(task) is None]
-        if missing:
-            return Verdict(False, f"no figure on {', '.join(missing)}")
-        worst = min(found, key=lambda task: found[task].to_end.value)
-        text = Quantity(found[worst].to_end, DIFFERENCE).full_text
-        return Verdict(found[worst].to_end.value >= -TOLERANCE, f"{text} on {worst}")
-
-    claim = f"after {share:.0%} of {REFERENCE}'s {name} nowhere more than {TOLERANCE} below its final accuracy"
-    return Target(claim, judge)
+    return Target(
+        f"as far as {REFERENCE}'s end - {MARGIN} after <= {share:.0%} of its {_NAMES[cost]}, every seed", judge
+    )
 
 
-def share_on(task: str, most: float) -> Target:
-    """On a task the target is reached with such a share of the reference's tokens at most."""
+def _not_worse(figure: str, name: str) -> Target:
+    def judge(contest: Contest) -> Verdict:
+        lead = contest.final_lead(SUBJECT, figure) if SUBJECT in contest.runs else None
+        return Verdict(is_above(lead, -NOT_INFERIOR), signed(lead))
 
-    def judge(_: Mapping[str, Contest], figures: Figures, entrant: str) -> Verdict:
-        share = figure_of(figures, task, entrant, "generated_tokens_share")
-        return Verdict(share.value is not None and share.value <= most, share.full_text)
-
-    return Target(f"{task}: at the target after at most {most:.0%} of {REFERENCE}'s tokens", judge)
+    return Target(f"{name} at the end not {NOT_INFERIOR} below {REFERENCE}'s", judge)
 
 
-def ahead_of_rivals() -> Target:
-    """At half of the reference's tokens ahead of the best rival on two tasks, and resolvably behind it on none."""
+def _ahead(cost: str, *others: str) -> Target:
+    def judge(contest: Contest) -> Verdict:
+        own = [name for name in others if name in contest.runs]
+        leads = {name: contest.lead(SUBJECT, name, cost, HALF) for name in own} if SUBJECT in contest.runs else {}
+        if not leads:
+            return Verdict(False, "not run")
+        worst = min(leads, key=lambda name: leads[name].mean if leads[name] else float("-inf"))
+        return Verdict(is_above(leads[worst], 0), f"{signed(leads[worst])} over {worst}")
 
-    def judge(contests: Mapping[str, Contest], _: Figures, entrant: str) -> Verdict:
-        ahead, behind = [], []
-        for task, contest in contests.items():
-            for rival in best_rivals(contest, NO_RIVALS, 1):
-                lead = contest.lead(entrant, rival, TOKENS, HALF) if entrant in contest.runs else None
-                if lead is None:
-                    behind.append(f"not compared with {rival} on {task}")
-                elif lead.value > 0:
-                    ahead.append(f"{lead.value:+.3f} over {rival} on {task}")
-                elif lead.resolvable is not None and -lead.value > lead.resolvable:
-                    behind.append(f"{lead.value:+.3f} over {rival} on {task}")
-        return Verdict(len(ahead) >= 2 and not behind, ", ".join([*ahead, *behind]) or "no rival has runs")
-
-    return Target(f"ahead of the best rival after half of {REFERENCE}'s tokens on two tasks, nowhere behind", judge)
+    names = others[0] if len(others) == 1 else f"the best of {', '.join(others)}"
+    return Target(f"ahead of {names} at half of {REFERENCE}'s {_NAMES[cost]}", judge)
 
 
+def _uneven(cost: str) -> Target:
+    def judge(contest: Contest) -> Verdict:
+        own = [name for name in (COUNTS, ROUNDS) if name in contest.runs and SUBJECT in contest.runs]
+        leads = {name: contest.lead(name, SUBJECT, cost, HALF) for name in own}
+        met = any(is_above(lead, 0) for lead in leads.values())
+        return Verdict(met, ", ".join(f"{name} {signed(lead)}" for name, lead in leads.items()) or "not run")
+
+    return Target(f"counts or rounds ahead of even counts at half of {REFERENCE}'s {_NAMES[cost]}", judge)
+
+
+_NAMES = {TOKENS: "tokens", SECONDS: "seconds"}
 TARGETS = (
-    cheap_on_two(1 / 3, 1 / 2.5),
-    nowhere_below(TOKENS, HALF, "tokens"),
-    nowhere_below(SECONDS, 1 / 3.4, "seconds"),
-    share_on("two_ways", 0.6),
-    share_on("one_epoch", 1 / 1.5),
-    ahead_of_rivals(),
+    _reaches(TOKENS, 1 / 3),
+    _reaches(SECONDS, 1 / 2.5),
+    _not_worse("greedy", "greedy decoding"),
+    _not_worse("pass_8", "pass@8"),
+    *(_ahead(cost, *SEVERAL) for cost in COSTS),
+    *(_ahead(cost, UNGATED) for cost in COSTS),
+    _uneven(TOKENS),
 )
 
 
-def verdicts(contests: Mapping[str, Contest], figures: Figures) -> dict[str, list[Verdict]]:
-    """Of every subject that has runs, in the order of `TARGETS`."""
-    subjects = [name for name in SUBJECTS if any(name in own for own in figures.values())]
-    return {name: [target.judge(contests, figures, name) for target in TARGETS] for name in subjects}
-
-
-def missed(found: Mapping[str, list[Verdict]]) -> list[str]:
-    """What no subject can show: empty if one of them reaches every target.
-
-    Args:
-        found (Mapping[str, list[Verdict]]): `verdicts`.
-
-    Returns:
-        list[str]: Targets that the subject nearest to all of them misses, with its figures.
-    """
-    lines = [
-        [
-            f"{name} misses: {target.claim} ({one.text})"
-            for target, one in zip(TARGETS, own, strict=True)
-            if not one.met
-        ]
-        for name, own in found.items()
-    ]
-    return min(lines, key=len, default=[f"none of {', '.join(SUBJECTS)} has runs"])
+def verdicts(contest: Contest) -> list[Verdict]:
+    """In the order of `TARGETS`."""
+    return [target.judge(contest) for target in TARGETS]

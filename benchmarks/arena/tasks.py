@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learnt: the tasks, their policies, and problems that no other benchmark has seen.
+"""What is learnt: the tasks, their policies, and problems that no other benchmark has seen."""
 
-Four of unlike shape, so that nothing is tuned to one: short solutions with long tails behind them; long chains with
-late answers and many loops; a quick guess against a long careful way; and prompts that never come again.
-"""
-
-import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recipes.tiny_math import task as tiny_math
-from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, Problem
+from recipes.pretrained_models import FOLDER
+from recipes.tiny_math.problems import HELD_OUT, TRAIN
 from recipes.tiny_products import task as tiny_products
 from recipes.tiny_two_ways import task as tiny_two_ways
 
+from . import mixed
+from .mixed import FRESH, POOL, REPORT, TUNING
+from .problem import Problem
+
 RECIPES = Path(__file__).parents[2] / "recipes"
 POOLS = Path(__file__).with_name("pools")
-REPORT_SIZE, TUNING_SIZE = 400, 160
+LINE = ("\n",)
+"""The stop string of tasks whose answers end with their line."""
 
 
 @dataclass(frozen=True)
@@ -29,121 +29,81 @@ class Task:
 
     Attributes:
         name (str): On the command line and in records.
-        checkpoint (Path): The warm-started policy and its tokenizer.
-        problem (Callable[[str, int, int], Problem]): (expression, level, answer) -> problem.
-        sample_problems (Callable[[str, int, int], Sequence[Problem]]): (split, count, seed) -> distinct problems.
-        pool_size (int): Training prompts.
-        pool_seed (int | None): Of a pool that is drawn as it comes; None: it is read from a file, which `pool.py`
-            mixed from prompts that are always, sometimes and never solved at the start.
+        model (Path): The policy and its tokenizer.
+        problems (Callable[[str], Sequence[Problem]]): Of a split: `POOL`, `TUNING`, `REPORT` or `FRESH`.
         marker (str): The gate's marker, and the extractor that grades.
-        max_completion_length (int): Tokens at which completions are cut, as in the warm start.
-        elsewhere (tuple[tuple[int, int], ...]): (count, seed) of the held-out problems that other benchmarks, the
-            demo and the tests of the recipes use.
-        is_careful (Callable[[str], bool] | None): Whether a completion took the long way, on a task that has two.
-        tuned_on (str): Task whose learning rates it takes; empty: it is tuned itself.
-        max_model_length (int): Tokens of prompt and completion for which the engine has room.
+        max_completion_length (int): Tokens at which completions are cut.
+        stop (tuple[str, ...]): Strings that follow an answer, with which every policy is served; empty: the policy
+            ends by itself.
+        rates (tuple[float, ...]): Learning rates that are tried, ascending.
+        fields (dict[str, Any]): Other fields of `DUETGRPOConfig`, the same for every entrant.
     """
 
     name: str
-    checkpoint: Path
-    problem: Callable[[str, int, int], Problem]
-    sample_problems: Callable[[str, int, int], Sequence[Problem]]
-    pool_size: int
-    pool_seed: int | None
+    model: Path
+    problems: Callable[[str], Sequence[Problem]]
     marker: str
     max_completion_length: int
-    elsewhere: tuple[tuple[int, int], ...] = ()
-    is_careful: Callable[[str], bool] | None = None
-    tuned_on: str = ""
-    max_model_length: int = 512
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Fields of `DUETGRPOConfig` that are the task's, the same for every entrant."""
-        return {
-            "marker": self.marker,
-            "max_completion_length": self.max_completion_length,
-            "vllm_max_model_length": self.max_model_length,
-        }
-
-    @property
-    def pool_file(self) -> Path:
-        """Of a pool that is read."""
-        return POOLS / f"{self.name}.json"
-
-    def pool(self) -> list[Problem]:
-        """The training prompts, the same for all entrants and seeds."""
-        if self.pool_seed is not None:
-            return list(self.sample_problems(TRAIN, self.pool_size, self.pool_seed))
-        entries = json.loads(self.pool_file.read_text())["problems"][: self.pool_size]
-        return [self.problem(entry["expression"], entry["level"], entry["answer"]) for entry in entries]
-
-    def report_problems(self) -> tuple[Problem, ...]:
-        """The report split: `REPORT_SIZE` held-out problems, the levels in turn."""
-        return _fresh(self)[:REPORT_SIZE]
-
-    def tuning_problems(self) -> tuple[Problem, ...]:
-        """The tuning split: `TUNING_SIZE` other ones."""
-        return _fresh(self)[REPORT_SIZE:]
+    stop: tuple[str, ...]
+    rates: tuple[float, ...]
+    fields: dict[str, Any] = field(hash=False)
 
 
-@cache
-def _fresh(task: Task) -> tuple[Problem, ...]:
-    """Held-out problems of neither another benchmark nor a demo, the levels in turn."""
-    taken = {p.expression for count, seed in task.elsewhere for p in task.sample_problems(HELD_OUT, count, seed)}
-    size = REPORT_SIZE + TUNING_SIZE
-    drawn = task.sample_problems(HELD_OUT, 2 * size if taken else size, 2)
-    levels = [[p for p in drawn if p.level == level and p.expression not in taken] for level in LEVELS]
-    found = tuple(itertools.chain.from_iterable(zip(*levels, strict=False)))[:size]
-    if len(found) < size:
-        raise ValueError(f"{task.name} has only {len(found)} of {size} problems that are used nowhere else.")
-    return found
+def _pretrained(name: str, model: str) -> Task:
+    # The weights are in float32 and multiplied in bfloat16.
+    fields = {
+        "model_init_kwargs": {"dtype": "float32"},
+        "bf16": True,
+        "vllm_max_model_length": 256,
+        "per_device_train_batch_size": 32,
+    }
+    return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, (1e-5, 3e-5, 1e-4, 3e-4), fields)
 
 
-SUMS = Task(
-    name="sums",
-    checkpoint=RECIPES / "tiny_math" / "checkpoint",
-    problem=tiny_math.Problem,
-    sample_problems=tiny_math.sample_problems,
-    pool_size=320,
-    pool_seed=None,
-    marker="math",
-    max_completion_length=tiny_math.MAX_COMPLETION_LENGTH,
-    elsewhere=((400, 0), (1000, 1)),
-)
-PRODUCTS = Task(
-    name="products",
-    checkpoint=RECIPES / "tiny_products" / "checkpoint",
-    problem=tiny_products.Problem,
-    sample_problems=tiny_products.sample_problems,
-    pool_size=320,
-    pool_seed=None,
-    marker="code",
-    max_completion_length=tiny_products.MAX_COMPLETION_LENGTH,
-    elsewhere=((1000, 1),),
-)
-ONE_EPOCH = Task(
-    name="one_epoch",
-    checkpoint=SUMS.checkpoint,
-    problem=tiny_math.Problem,
-    sample_problems=tiny_math.sample_problems,
-    pool_size=6400,
-    pool_seed=3,
-    marker="math",
-    max_completion_length=tiny_math.MAX_COMPLETION_LENGTH,
-    elsewhere=SUMS.elsewhere,
-    tuned_on=SUMS.name,  # the same policy on the same kind of problems
-)
-TWO_WAYS = Task(
-    name="two_ways",
-    checkpoint=RECIPES / "tiny_two_ways" / "checkpoint",
-    problem=tiny_two_ways.Problem,
-    sample_problems=tiny_two_ways.sample_problems,
-    pool_size=320,
-    pool_seed=3,  # a guess is right one time in four: no prompt is always or never solved
-    marker="math",
-    max_completion_length=tiny_two_ways.MAX_COMPLETION_LENGTH,
-    is_careful=tiny_two_ways.is_careful,
-)
-TASKS = {task.name: task for task in (SUMS, TWO_WAYS, PRODUCTS, ONE_EPOCH)}
+def _tiny(name: str, task: Any, marker: str, pool: Callable[[], list[Any]]) -> Task:
+    @cache
+    def problems(split: str) -> tuple[Problem, ...]:
+        if split == POOL:
+            drawn = pool()
+        else:
+            taken = {
+                one.expression for one in task.sample_problems(HELD_OUT, 1000, 1)
+            }  # of other benchmarks and tests
+            drawn = [one for one in task.sample_problems(HELD_OUT, 1500, 2) if one.expression not in taken]
+            drawn = drawn[{REPORT: slice(300), TUNING: slice(300, 450), FRESH: slice(450, 750)}[split]]
+        return tuple(Problem(one.messages, name, one.level, one.expression, str(one.answer).__eq__) for one in drawn)
+
+    fields = {
+        "model_init_kwargs": {"dtype": "float32"},
+        "bf16": False,
+        "vllm_max_model_length": 512,
+        "per_device_train_batch_size": 32,
+        "vllm_importance_sampling_correction": False,  # in float32 engine and trainer agree to 1e-4
+    }
+    rates = (1.5e-4, 3e-4, 6e-4, 1.2e-3, 2.4e-3, 4.8e-3)
+    return Task(
+        name, RECIPES / f"tiny_{name}" / "checkpoint", problems, marker, task.MAX_COMPLETION_LENGTH, (), rates, fields
+    )
+
+
+def _products() -> list[Any]:
+    """With problems that the policy always or never solves at the start."""
+    entries = json.loads((POOLS / "tiny_products.json").read_text())["problems"]
+    return [tiny_products.Problem(one["expression"], one["level"], one["answer"]) for one in entries]
+
+
+def _two_ways() -> list[Any]:
+    """A guess is right one time in four: no prompt is always or never solved."""
+    return list(tiny_two_ways.sample_problems(TRAIN, 320, 3))
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        _pretrained("mixed_135m", "smollm2_135m"),
+        _pretrained("mixed_270m", "gemma3_270m"),
+        _tiny("two_ways", tiny_two_ways, "math", _two_ways),
+        _tiny("products", tiny_products, "code", _products),
+    )
+}
 """All tasks by name."""

@@ -43,7 +43,8 @@ class DuetOptions(GateOptions):
         rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
     )
     teach_ending: bool = config_field(
-        "Train a trimmed rollout up to its answer, and if that was good an EOS after it. False: to its last token.",
+        "Train a trimmed rollout up to its answer, and if that was good an EOS after it, as after one that a stop "
+        "string ended. False: to its last token.",
         True,
         acts=TRIMS,
     )

@@ -308,12 +308,15 @@ def count_tokens(step: StepRecord, args: DUETGRPOConfig, teaches_ending: bool) -
     """Policy tokens that get a forward pass, who counts, and N_t of Eq. 6: the tokens of those who do.
 
     With `teaches_ending` a trimmed rollout is trained as far as its answer goes: no reward is for what follows. Where
-    the answer was good, an EOS is trained after it, which is not a token of the policy and is never counted.
+    the answer was good, an EOS is trained after it, which is not a token of the policy and is never counted. The same
+    holds for a rollout that a stop string ended, so that the policy can be served without it.
     """
     judgement = step.judgement
     cut = teaches_ending & step.replay.trimmed & (step.replay.completed_at > 0)
+    by_string = teaches_ending & step.truncated & (step.replay.length < args.max_completion_length)
     step.row_tokens = np.where(cut, step.replay.completed_at, step.replay.length)
-    step.taught_to_end = cut & judgement.in_gradient & (judgement.weight * judgement.advantages > 0)
+    good = judgement.in_gradient & (judgement.weight * judgement.advantages > 0)
+    step.taught_to_end = (cut | by_string) & good
     step.loss_tokens = np.where(args.mask_truncated_completions & step.truncated, 0, step.row_tokens)
     step.num_train_tokens = int(step.loss_tokens[judgement.in_gradient].sum())
     step.in_divisor = judgement.in_divisor

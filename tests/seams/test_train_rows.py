@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows for TRL: only padding goes, whatever the width asked for, and log-probs are padded like their tokens."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.seams.train_rows import sampled_logps, trim_columns
+from duet_trl.gate.replay import Outcome, Replay
+from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts, StepRecord
+from duet_trl.seams.train_rows import count_tokens, sampled_logps, trim_columns
 
 rows = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=5)
 
@@ -65,3 +70,35 @@ def test_the_log_probs_that_tokens_were_drawn_with_are_padded_like_completions()
         assert found[1].tolist() == [-1.0] + [0.0] * (width - 1)
     with pytest.raises(ValueError, match="an engine that returns the log-probs .* Use old_logps='trainer'"):
         sampled_logps(None, None)
+
+
+def test_an_end_is_taught_after_good_rollouts_that_a_stop_string_or_the_trim_ended():
+    """Of the four ways to end: by a string, at the limit, by an EOS, trimmed; a good rollout and a bad one of each."""
+    ended = np.array([0, 0, 1, 1, 2, 2, 3, 3])
+    length = np.array([4, 4, 9, 9, 4, 4, 6, 6])
+    none = np.full(8, -1)
+    outcome = np.where(ended == 3, Outcome.ANSWERED, Outcome.NATURAL)
+    replay = Replay(outcome, none, ended == 3, length, none, np.where(ended == 3, 5, -1))
+    prompts = Prompts([Prompt("a", {"prompt": "a"})], 1, 0, None)
+    rewards = np.array([1.0, 0.0] * 4)
+    done = Rollouts(
+        prompts,
+        tuple(Job(0) for _ in range(8)),
+        np.zeros(8, dtype=np.int64),
+        np.zeros(8, dtype=np.int64),
+        replay,
+        ended == 2,
+        torch.from_numpy(rewards)[:, None],
+        rewards,
+    )
+    every = np.ones(8, dtype=bool)
+    args = SimpleNamespace(
+        max_completion_length=9, mask_truncated_completions=False, exclude_zero_variance_groups=False
+    )
+    step = StepRecord(prompts, done=done, judgement=Judgement(rewards - 0.5, np.ones(8), every, every, np.ones(8)))
+    count_tokens(step, args, teaches_ending=True)
+    assert step.taught_to_end.tolist() == [True, False, False, False, False, False, True, False]
+    assert step.row_tokens.tolist() == [4, 4, 9, 9, 4, 4, 5, 5]
+    count_tokens(step, args, teaches_ending=False)
+    assert not step.taught_to_end.any()
+    assert step.row_tokens.tolist() == length.tolist()
