@@ -8,5 +8,3 @@ REFITS: dict[str, Any] = {"threshold_interval": 5, "threshold_window": 512}
 """How often K1 and K2 of `paper` are refitted, and to how many rollouts; for `method_kwargs`."""
 UPDATES: dict[str, Any] = {"updates": "several", "old_logps": "engine"}
 """Several updates of a batch, and the engine's log-probs as those before them, which saves a forward pass."""
-UPDATES_RATE = 2e-3
-"""Where the learning rate starts in the arena, whose records have it."""
