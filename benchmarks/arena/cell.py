@@ -40,7 +40,7 @@ def untrained(cell: Cell, profile: Profile) -> tuple[list[Measurement], dict[str
     dtype = "bfloat16" if task.fields["bf16"] else "float32"
     llm = LLM(str(task.model), dtype=dtype, max_model_len=room, enforce_eager=True, gpu_memory_utilization=0.2)
     ruler = Ruler(llm, AutoTokenizer.from_pretrained(task.model), task, task.problems(REPORT))
-    servings = {name: ruler.serve(name, size) for name, size in profile.start.items() if name == FREE or task.stop}
+    servings = {name: ruler.serve(name, size) for name, size in _servings(task, profile.start).items()}
     return [Measurement(0, 0, 0, 0.0, {}, servings)], {}
 
 
@@ -74,13 +74,18 @@ def trained(cell: Cell, profile: Profile) -> tuple[list[Measurement], dict[str, 
         if cell.stage == TUNE:
             sizes = profile.tuning, {STOPPED if task.stop else FREE: profile.tuning}
         else:
-            sizes = profile.way, {name: size for name, size in profile.whole.items() if name == FREE or task.stop}
+            sizes = profile.way, _servings(task, profile.whole)
         ruler = Ruler(trainer.vllm_generation.llm, trainer.processing_class, task, split)
         watch = Watch(trainer, ruler, _limits(cell, profile), *sizes)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(watch)
         trainer.train()
     return watch.measurements, watch.curves
+
+
+def _servings(task: Any, sizes: dict[str, Any]) -> dict[str, Any]:
+    """A task without a stop string is only served until the policy ends, and measured as others are with theirs."""
+    return sizes if task.stop else {FREE: sizes[STOPPED]}
 
 
 def _limits(cell: Cell, profile: Profile) -> Limits:

@@ -2,6 +2,7 @@
 """The report of the arena: tables on the terminal, and what documents quote of them."""
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -203,7 +204,8 @@ def _committed(root: Path, text: str) -> str | None:
     """When a text entered the plan, UTC; None without history."""
     command = ["git", "log", "--reverse", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%S+00:00", f"-S{text}"]
     command += ["--", str(PLAN.relative_to(root))]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env={"TZ": "UTC"})
+    environment = os.environ | {"TZ": "UTC"}
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment)
     return done.stdout.split("\n")[0] or None
 
 

@@ -106,7 +106,9 @@ def _cells(asked: Asked, runs: Sequence[Run], plan: Plan) -> Iterator[Cell]:
         yield from (Cell(task, "", START, 0.0, 0) for task in asked.tasks)
     if TUNE in asked.stages:
         for task in asked.tasks:
-            spent = spent_of([run for run in runs if (run.task, run.entrant, run.stage) == (task, REFERENCE, TUNE)])
+            chosen = choose(runs, task, REFERENCE)
+            own = [run for run in runs if (run.task, run.entrant, run.stage) == (task, REFERENCE, TUNE)]
+            spent = spent_of([run for run in own if run.learning_rate == chosen])
             for name in asked.entrants:
                 for rate in wanted(runs, task, name):
                     if name == REFERENCE or spent != (0, 0.0):

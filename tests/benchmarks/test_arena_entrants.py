@@ -1,114 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who competes: every method, at the budget of its name, with nothing else that is its own but what is declared."""
 
+import ast
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from trl import GRPOConfig
 
 from benchmarks.arena.cell import leave_out_idle
-from benchmarks.arena.entrants import CONTROLS, ENTRANTS, FULL, PROMPTS_PER_STEP, REFERENCE, Entrant, configuration
-from benchmarks.arena.grading import ArenaReward
-from benchmarks.arena.tasks import SUMS, TASKS
+from benchmarks.arena.entrants import ENTRANTS, FULL, REFERENCE, Entrant, configuration
+from benchmarks.arena.report import MAIN
+from benchmarks.arena.targets import COUNTS, ROUNDS, SEVERAL, SUBJECT, UNGATED
+from benchmarks.arena.tasks import TASKS
 from duet_trl import DUETGRPOConfig
 from duet_trl.config import reads
 from duet_trl.methods import METHODS
 from duet_trl.rollouts import Judgement
-from tests.runs import duet_trainer, logged, weights
 
-OFFLINE = {"use_cpu": True, "use_vllm": False, "old_logps": None}
-RUNNING = {name: entrant for name, entrant in ENTRANTS.items() if not entrant.retired}
-EACH_ENTRANT = pytest.mark.parametrize("entrant", RUNNING.values(), ids=RUNNING)
+MIXED = TASKS["mixed_135m"]
+EACH_ENTRANT = pytest.mark.parametrize("entrant", ENTRANTS.values(), ids=ENTRANTS)
+README = Path(__file__).parents[2] / "README.md"
 
 
-def built(entrant: Entrant, folder: Path, task=SUMS, rate: float = 6e-4, seed: int = 3) -> DUETGRPOConfig:
-    fields = configuration(entrant, rate, seed, task.fields)
-    assert fields["use_vllm"] is True
-    assert fields.get("old_logps") == entrant.settings.get("old_logps")
-    return DUETGRPOConfig(output_dir=str(folder), max_steps=4, **fields | OFFLINE)
+def built(entrant: Entrant, folder: Path, task=MIXED) -> DUETGRPOConfig:
+    """As it runs, but without vLLM, which need not be installed."""
+    own = configuration(entrant, task, 6e-4, 3, 8)
+    assert own["use_vllm"] is own["use_cpu"] is True
+    return DUETGRPOConfig(output_dir=str(folder), max_steps=4, **own | {"use_vllm": False})
 
 
 def test_every_method_of_the_package_competes() -> None:
     assert {entrant.method for entrant in ENTRANTS.values()} == METHODS.keys() - {"own"}
     assert next(iter(ENTRANTS)) == REFERENCE
-    assert tuple(ENTRANTS)[-len(CONTROLS) :] == CONTROLS
-    borrowing = {*CONTROLS, "grpo_8_clip", "duet_1x1", "duet_2x2_clip", "duet_history_uniform", "duet_choice"}
-    for name, entrant in ENTRANTS.items():
-        assert (entrant.name, entrant.tuned_as == name) == (name, name not in borrowing)
-        assert ENTRANTS[entrant.tuned_as].tuned_as == entrant.tuned_as
-        # Only what finds its rate by itself needs no tuning.
-        assert (entrant.rate is not None) == ("updates" in entrant.settings)
-
-
-@EACH_ENTRANT
-def test_an_entrant_has_the_budget_of_its_name_and_what_it_declares(entrant: Entrant, tmp_path: Path) -> None:
-    config = built(entrant, tmp_path)
-    assert config.method == entrant.method
-    size = re.match(r"grpo_(\d)", entrant.name)
-    counted = int(size[1]) if size else None
-    shared = "budget_fraction" in reads(entrant.method)
-    assert config.num_generations == (counted or 8)
-    assert (config.budget_fraction if shared else 1.0) * config.num_generations == FULL * entrant.budget
-    assert config.num_prompts == PROMPTS_PER_STEP == 16
-    rollouts = 16 * config.num_generations
-    assert config.per_device_train_batch_size * config.steps_per_generation == rollouts
-    mini_batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    assert entrant.updates == rollouts // mini_batch * config.num_iterations
-    for name, value in entrant.settings.items():
-        assert name in OFFLINE or (vars(config.options) | vars(config))[name] == value
-
-
-@EACH_ENTRANT
-def test_entrants_share_everything_else(entrant: Entrant, tmp_path: Path) -> None:
-    config, reference = built(entrant, tmp_path), built(ENTRANTS[REFERENCE], tmp_path)
-    assert (config.learning_rate, config.seed) == (6e-4, 3)
-    assert config.lr_scheduler_type == "constant"
-    for name in ("max_completion_length", "temperature", "beta", "loss_type", "max_grad_norm"):
-        assert vars(config)[name] == vars(reference)[name], name
+    assert {SUBJECT, UNGATED, COUNTS, ROUNDS, *SEVERAL, *MAIN} <= ENTRANTS.keys()
+    assert all(entrant.name == name for name, entrant in ENTRANTS.items())
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 @EACH_ENTRANT
-def test_a_task_decides_marker_and_length(entrant: Entrant, task, tmp_path: Path) -> None:
+def test_an_entrant_has_the_budget_of_its_name_and_what_it_declares(entrant: Entrant, task, tmp_path: Path) -> None:
     config = built(entrant, tmp_path, task)
+    size = re.match(r"grpo_(\d)", entrant.name)
+    share = config.budget_fraction if "budget_fraction" in reads(entrant.method) else 1.0
+    assert share * config.num_generations == FULL * entrant.budget == (int(size[1]) if size else FULL * entrant.budget)
+    assert config.num_prompts == 8 * entrant.crowd
+    assert config.generation_batch_size == config.num_prompts * config.num_generations
+    for name, value in entrant.settings.items():
+        assert (vars(config.options) | vars(config))[name] == value
+    stop = {"stop": ["\n"], "include_stop_str_in_output": True} if entrant.stops and task.stop else {}
+    assert (config.generation_kwargs or {}) == stop
+    assert (config.method, config.learning_rate, config.seed) == (entrant.method, 6e-4, 3)
     assert config.max_completion_length == task.max_completion_length
     if config.gated:
         assert config.marker == task.marker
 
 
-def completions(*texts: str) -> list[list[dict[str, str]]]:
-    return [[{"role": "assistant", "content": text}] for text in texts]
+OTHERS = """
+bf16 dataloader_pin_memory disable_tqdm generation_batch_size grace_window gradient_accumulation_steps
+gradient_checkpointing learning_rate logging_steps lr_scheduler_type marker max_completion_length max_rollouts
+max_steps model_init_kwargs output_dir per_device_train_batch_size report_to run_name save_strategy seed
+steps_per_generation use_cpu vllm_gpu_memory_utilization vllm_max_model_length
+"""
+"""Fields of the task, the machine and a run that is measured; temperature, budget and loss are not among them."""
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_the_reward_is_the_last_answer(task) -> None:
-    answer = {"code": "\n```\n%d\n```"}.get(task.marker, "so \\boxed{%d}.")
-    reward = ArenaReward("answer", task.marker, 0)
-    both = answer % 42 + "\nWait.\n" + answer % 43
-    texts = completions(answer % 42, both, both, "42")
-    assert reward(texts, [42, 42, 43, 42]) == [1.0, 0.0, 1.0, 0.0]
-    assert [found and found.strip() for found in reward.answers(texts)] == ["42", "43", "43", None]
-    assert reward.equivalent([("42", " 42\n"), ("42", "43")]) == [True, False]
+def test_duet_is_the_snippet_of_the_readme(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?updates=.*?)^```", README.read_text(), flags=re.M | re.S)
+    calls = {ast.unparse(one.func): one for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Call)}
+    snippet = {word.arg: ast.literal_eval(word.value) for word in calls["DUETGRPOConfig"].keywords}
+    shown = DUETGRPOConfig(**snippet | {"output_dir": str(tmp_path), "use_vllm": False, "use_cpu": True})
+    run = built(ENTRANTS["duet"], tmp_path)
+    names = [field.name for field in fields(DUETGRPOConfig)]
+    differing = {name for name in names if vars(run)[name] != vars(shown)[name]}
+    assert differing <= {*OTHERS.split()}
+    assert shown.options == run.options
+    assert (snippet["use_vllm"], snippet["vllm_mode"]) == (True, run.vllm_mode)
 
 
-def test_rewards_of_controls_say_nothing_about_answers() -> None:
-    texts, right = completions(*["so \\boxed{42}."] * 2000), [42, 43] * 1000
-    assert ArenaReward("constant", "math", 0)(texts, right) == [1.0] * 2000
-    coins = np.array(ArenaReward("coin", "math", 0)(texts, right))
-    assert set(coins) == {0.0, 1.0}
-    # Binomial: the sd of the difference of two shares of 1,000 is 0.022, that of the whole share 0.011.
-    assert abs(coins.mean() - 0.5) < 0.05
-    assert abs(coins[::2].mean() - coins[1::2].mean()) < 0.1
-    assert ArenaReward("coin", "math", 0)(texts, right) == coins.tolist()
-    assert ArenaReward("coin", "math", 1)(texts, right) != coins.tolist()
+def test_the_two_name_swap_sets_no_option_of_ours() -> None:
+    swap = configuration(ENTRANTS["duet_swap"], MIXED, 1e-5, 0, 8)
+    ours = swap.keys() - {field.name for field in fields(GRPOConfig)}
+    assert {name: swap[name] for name in ours} == {"method": "duet", "budget_fraction": 0.5, "marker": "math"}
 
-
-# ---- Rollouts with advantage 0 --------------------------------------------------------------------------------------
 
 ROW = st.tuples(st.sampled_from([-1.5, 0.0, 0.0, 2.0]), st.floats(0, 20), st.booleans(), st.booleans())
 
@@ -131,82 +110,3 @@ def test_leaving_out_idle_rollouts_keeps_gradient_and_divisor(rows: list[tuple[f
     assert step(after) == step(before)
     assert not (after.in_gradient & (advantages == 0)).any()
     np.testing.assert_array_equal(after.in_gradient[advantages != 0], before.in_gradient[advantages != 0])
-
-
-class HalfAgree:
-    """Rewards that differ within the groups of odd levels only; answers for a method that compares them."""
-
-    __name__ = "half_agree"
-
-    def __call__(self, completions: list[str], level: list[int], **kwargs) -> list[float]:
-        return [float(one % 2 == 1 and text.count("4") > 3) for text, one in zip(completions, level, strict=True)]
-
-    def answers(self, completions: list[str], **kwargs) -> list[str | None]:
-        return [str(text.count("4")) for text in completions]
-
-    def equivalent(self, pairs: list[tuple[str, str]]) -> list[bool]:
-        return [first == second for first, second in pairs]
-
-
-def one_step(entrant: Entrant, model: Path, folder: Path, lean: bool, **overrides):
-    """A trainer after one step of an entrant's method; every method can learn from half of the prompts."""
-    own = {"dapo": {"max_batches": 1}, "greso": {"max_batches": 1}}
-    trainer = duet_trainer(
-        model,
-        folder,
-        rewards=HalfAgree(),
-        method=entrant.method,
-        method_kwargs=own.get(entrant.method, {}),
-        optim="sgd",
-        max_grad_norm=0.0,
-        beta=0.0,
-        **{"max_steps": 1, **overrides},
-    )
-    if lean:
-        leave_out_idle(trainer.method)
-    start = weights(trainer)
-    trainer.train()
-    assert not torch.equal(weights(trainer), start)
-    return trainer
-
-
-LEAN = {entrant.method: entrant for entrant in ENTRANTS.values() if entrant.lean}
-
-
-@pytest.mark.parametrize(
-    "method",
-    [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in LEAN],
-)
-def test_a_lean_entrant_moves_and_remembers_as_its_method_does(method: str, tiny_path: Path, tmp_path: Path) -> None:
-    whole, lean = (one_step(LEAN[method], tiny_path, tmp_path / str(on), on) for on in (False, True))
-    torch.testing.assert_close(weights(lean), weights(whole), atol=1e-6, rtol=1e-6)
-    for name in ("duet/generated_tokens", "reward", "completions/mean_length"):
-        assert logged(lean, name) == logged(whole, name), name
-    assert logged(lean, "duet/trained_tokens")[0] <= logged(whole, "duet/trained_tokens")[0]
-    if method == "grpo":
-        assert logged(lean, "duet/trained_tokens")[0] < 0.8 * logged(whole, "duet/trained_tokens")[0]
-    check_equal(lean.method.state_dict(), whole.method.state_dict())
-
-
-def test_lean_grpo_shares_what_is_left_among_its_mini_batches(tiny_path: Path, tmp_path: Path) -> None:
-    # GRPO alone keeps its rows where TRL has them, which those that are left out would leave empty.
-    split = {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 2}
-    lean = one_step(LEAN["grpo"], tiny_path, tmp_path, True, **split)
-    assert 0 < logged(lean, "duet/trained_tokens")[0] < 0.8 * logged(lean, "duet/generated_tokens")[0]
-    assert min(logged(lean, "grad_norm")) > 0
-
-
-def check_equal(first, second) -> None:
-    """Of nested states, up to the rounding of another order of rows."""
-    if isinstance(first, dict):
-        assert first.keys() == second.keys()
-        for name, value in first.items():
-            check_equal(value, second[name])
-    elif isinstance(first, list) and not all(isinstance(one, float | int) for one in first):
-        assert len(first) == len(second)
-        for one, other in zip(first, second, strict=True):
-            check_equal(one, other)
-    elif isinstance(first, str | bool | None):
-        assert first == second
-    else:
-        np.testing.assert_allclose(np.array(first), np.array(second), atol=1e-5, rtol=1e-5)

@@ -1,138 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is run when: nothing before what it depends on, nothing twice, seed by seed in turn; and how long it takes."""
+"""What is run when, by which plan, until when; and how long it all takes."""
 
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.arena import schedule
+from benchmarks.arena.cell import _limits
+from benchmarks.arena.entrants import ENTRANTS, REFERENCE
+from benchmarks.arena.measuring import Limits
 from benchmarks.arena.profiles import PROFILES, TUNING_SEED
-from benchmarks.arena.records import REPORT, START, TUNE, Run
-from benchmarks.arena.schedule import GUESS, Cell, Plan, hours, key_of, ready
-from recipes.tiny_math.scaled import UPDATES_RATE
-from tests.benchmarks.arena_runs import RATES, made, measured, reported, tuned, tuning_run
+from benchmarks.arena.records import CONFIRM, REPORT, START, STOPPED, TUNE, Run
+from benchmarks.arena.schedule import GUESS, Asked, Cell, Plan, frozen, hash_of, hours, ready
+from benchmarks.arena.tasks import TASKS
+from tests.benchmarks.arena_runs import TASK, made, measured, run, serving, start, tuning_run
 
 FULL = PROFILES["full"]
-PLAN = Plan(FULL, ("sums", "products"), ("grpo_8", "duet_history"), (0, 1))
-STARTS = [made(task, "", START, 0.0, 0, 0, [measured(40)]) for task in PLAN.tasks]
-REPORTS = replace(PLAN, stages=(REPORT,))
+ASKED = Asked(FULL, (TASK, "two_ways"), (REFERENCE, "duet_stop"), (0, 1))
+ONE = replace(ASKED, tasks=(TASK,))
+RATES = TASKS[TASK].rates
+PLAN: Plan = {TASK: {name: {"rate": RATES[1], "hash": f"hash of {name}"} for name in ASKED.entrants}}
 
 
-def keys(cells: list[Cell]) -> list[tuple]:
-    return [cell.key for cell in cells]
-
-
-def test_an_empty_arena_begins_with_the_policies_and_the_first_rungs() -> None:
-    expected = [(task, "", START, 0.0, 0, 0) for task in PLAN.tasks]
-    for task in PLAN.tasks:
-        for entrant in PLAN.entrants:
-            expected += [(task, entrant, TUNE, rate, TUNING_SEED, 32) for rate in RATES]
-    assert keys(ready(PLAN, [])) == expected
-
-
-def test_an_entrant_climbs_while_another_one_is_still_at_its_first_rung() -> None:
-    first = [tuning_run(rate, 32, right, "duet_history") for rate, right in zip(RATES, (40, 55, 60, 20), strict=True)]
-    found = [cell for cell in ready(PLAN, STARTS + first) if cell.task == "sums"]
-    expected = [("sums", "grpo_8", TUNE, rate, TUNING_SEED, 32) for rate in RATES]
-    assert keys(found) == expected + [("sums", "duet_history", TUNE, rate, TUNING_SEED, 80) for rate in (3e-4, 6e-4)]
-
-
-def test_a_report_waits_for_its_rate_and_for_the_tokens_of_the_reference_with_its_seed() -> None:
-    runs = tuned("grpo_8", 1.2e-3)
-    assert ready(REPORTS, []) == []
-    assert ready(REPORTS, tuned("duet_history")) == []  # a rate, but no reference
-    assert ready(REPORTS, runs) == [Cell("sums", "grpo_8", REPORT, 1.2e-3, seed, 80) for seed in (0, 1)]
-    runs += tuned("duet_history", 6e-4)
-    runs.append(reported("grpo_8", 1, rate=1.2e-3, tokens=2001))
-    assert ready(REPORTS, runs) == [
-        Cell("sums", "grpo_8", REPORT, 1.2e-3, 0, 80),
-        Cell("sums", "duet_history", REPORT, 6e-4, 1, 80, tokens=1201),  # 60% of 2,001, rounded
-    ]
-    runs.append(reported("grpo_8", 0, rate=1.2e-3, tokens=1500))
-    assert [(cell.seed, cell.tokens) for cell in ready(REPORTS, runs)] == [(0, 900), (1, 1201)]
-    # The reference of another task is no reference.
-    elsewhere = [replace(run, task="products") if run.stage == REPORT else run for run in runs]
-    assert {cell.entrant for cell in ready(replace(REPORTS, tasks=("sums",)), elsewhere)} == {"grpo_8"}
-
-
-def test_reports_go_seed_by_seed_through_all_tasks_and_entrants() -> None:
-    runs = [run for task in PLAN.tasks for entrant in PLAN.entrants for run in tuned(entrant, task=task)]
-    runs += [reported("grpo_8", seed, task) for task in PLAN.tasks for seed in (0, 1)]
-    assert [(c.seed, c.task, c.entrant) for c in ready(REPORTS, runs)] == [
-        (0, "sums", "duet_history"),
-        (0, "products", "duet_history"),
-        (1, "sums", "duet_history"),
-        (1, "products", "duet_history"),
-    ]
-
-
-def test_a_control_takes_the_rate_of_the_method_that_it_controls_and_is_not_tuned() -> None:
-    plan = replace(
-        PLAN, tasks=("sums",), entrants=("grpo_8", "duet_history", "constant_duet", "coin_grpo"), seeds=(0,)
-    )
-    assert {cell.entrant for cell in ready(plan, STARTS)} == {"grpo_8", "duet_history"}
-    runs = STARTS + tuned("grpo_8", 1.2e-3) + tuned("duet_history", 3e-4) + [reported("grpo_8", rate=1.2e-3)]
-    assert {(cell.entrant, cell.learning_rate) for cell in ready(plan, runs)} == {
-        ("duet_history", 3e-4),
-        ("constant_duet", 3e-4),
-        ("coin_grpo", 1.2e-3),
-    }
-
-
-def test_what_finds_its_own_rate_is_not_tuned_and_waits_for_the_reference_alone() -> None:
-    plan = replace(PLAN, tasks=("sums",), entrants=("grpo_8", "duet"), seeds=(0,))
-    assert {cell.entrant for cell in ready(plan, STARTS)} == {"grpo_8"}
-    runs = STARTS + tuned("grpo_8", 1.2e-3) + [reported("grpo_8", rate=1.2e-3, tokens=1000)]
-    assert ready(plan, runs) == [Cell("sums", "duet", REPORT, UPDATES_RATE, 0, 80, tokens=600)]
-    assert hours(plan, runs, jobs=1)[0] == 1
-
-
-def all_runs(plan: Plan) -> list[Run]:
-    """An arena played to its end: every cell that is ready becomes a run, until none is."""
-    runs: list[Run] = []
-    while cells := ready(plan, runs):
+def played(asked: Asked, plan: Plan, runs: list[Run] | None = None) -> list[Run]:
+    """An arena to its end: every cell that can start becomes a run; the lower the rate the better."""
+    runs = list(runs or [])
+    while cells := ready(asked, runs, plan):
         for cell in cells:
-            right = round(100 * cell.learning_rate / max(RATES))
-            found = made(*cell.key, [measured(right, tokens=1000 + cell.seed)])
-            assert key_of(found) == cell.key
-            runs.append(found)
+            if cell.stage == TUNE:
+                runs.append(tuning_run(cell.learning_rate, 0.5 - cell.learning_rate, cell.entrant, cell.task))
+            else:
+                points = run().measurements if cell.stage != START else start().measurements
+                runs.append(made(*cell.key, points, plan=cell.plan))
+            assert runs[-1].key == cell.key
     return runs
 
 
+def test_others_are_tuned_over_what_the_reference_spent_there() -> None:
+    middle = [Cell(TASK, REFERENCE, TUNE, rate, TUNING_SEED) for rate in RATES[1:3]]
+    assert ready(ONE, [], {}) == [Cell(TASK, "", START, 0.0, 0), *middle]
+    runs = [start(), tuning_run(RATES[1], 0.5), tuning_run(RATES[2], 0.4)]
+    assert ready(ONE, runs, {}) == [Cell(TASK, REFERENCE, TUNE, RATES[0], TUNING_SEED)]
+    runs.append(
+        replace(tuning_run(RATES[0], 0.6), measurements=[measured(32, 501, 3.0, **{STOPPED: serving(0.6, 2)})])
+    )
+    # Its best rate took 32 batches of 501 tokens and 3 seconds.
+    spent = (16_032, 96.0)
+    expected = [Cell(TASK, "duet_stop", TUNE, rate, TUNING_SEED, *spent) for rate in RATES[1:3]]
+    assert ready(replace(ONE, stages=(TUNE,)), runs, {}) == expected
+
+
+def test_a_reported_run_needs_its_entry_of_the_plan_and_the_reference_of_its_seed() -> None:
+    asked = replace(ONE, stages=(REPORT, CONFIRM))
+    assert ready(asked, [], {}) == []
+    assert ready(asked, [], {TASK: {"duet_stop": PLAN[TASK]["duet_stop"]}}) == []
+    first = Cell(TASK, REFERENCE, REPORT, RATES[1], 0, plan=f"hash of {REFERENCE}")
+    confirming = [replace(first, stage=CONFIRM, seed=seed) for seed in FULL.fresh_seeds]
+    assert ready(asked, [], PLAN) == [first, replace(first, seed=1), *confirming]
+    found = ready(asked, [run(seed=1, tokens=700, seconds=1.5, rate=RATES[1])], PLAN)
+    own = Cell(TASK, "duet_stop", REPORT, RATES[1], 1, 48 * 700, 48 * 1.5, "hash of duet_stop")
+    assert found == [first, own, *confirming]
+
+
 def test_an_arena_ends_has_every_run_once_and_resumes_where_it_was() -> None:
-    runs = all_runs(PLAN)
-    # A task: its policy; for each of two entrants 4 + 2 rates; for each of two entrants two seeds.
-    assert len(runs) == len({key_of(run) for run in runs}) == 2 * (1 + 2 * (4 + 2) + 2 * 2)
-    assert {run.learning_rate for run in runs if run.stage == REPORT} == {1.2e-3}
-    left = ready(PLAN, runs[:7] + runs[9:])
-    assert keys(left)[:2] == [key_of(run) for run in runs[7:9]]
+    tuned = played(replace(ASKED, stages=(START, TUNE)), {})
+    plan = frozen(tuned, ASKED)
+    assert frozen(tuned[:-1], ASKED) != plan
+    rates = {task: TASKS[task].rates[0] for task in ASKED.tasks}
+    assert plan == {
+        task: {name: {"rate": rate, "hash": hash_of(task, name, rate, FULL)} for name in ASKED.entrants}
+        for task, rate in rates.items()
+    }
+    runs = played(ASKED, plan, tuned)
+    assert len({one.key for one in runs}) == len(runs) == len(tuned) + 2 * 2 * (2 + 3)
+    assert all(one.plan == plan[one.task][one.entrant]["hash"] for one in runs if one.stage in (REPORT, CONFIRM))
+    assert hours(ASKED, runs) == (0, 0.0)
+    kept = [one for one in runs if one.entrant != "duet_stop" or one.stage != REPORT]
+    assert {(cell.entrant, cell.stage) for cell in ready(ASKED, kept, plan)} == {("duet_stop", REPORT)}
+
+
+def test_the_hash_changes_with_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def now(task=TASK, entrant="duet_stop", rate=3e-5, profile=FULL) -> str:
+        return hash_of(task, entrant, rate, profile)
+
+    found = [now(), now(task="mixed_270m"), now(entrant="duet"), now(rate=1e-5)]
+    odd = {int: 7, float: 7.0, tuple: (0.3, 1.0)}
+    for name, value in vars(FULL).items():
+        found.append(now(profile=replace(FULL, **{name: odd.get(type(value), {})})))
+    assert now() == found[0]
+    entrant, task = ENTRANTS["duet_stop"], TASKS[TASK]
+    entrants = ({"budget": 0.25}, {"stops": False}, {"lean": False}, {"settings": {"trim": False}}, {"crowd": 2})
+    tasks = ({"max_completion_length": 49}, {"marker": "code"}, {"fields": task.fields | {"bf16": False}})
+    changes = [(ENTRANTS, "duet_stop", replace(entrant, **change)) for change in entrants]
+    changes += [(TASKS, TASK, replace(task, **change)) for change in tasks]
+    for change in changes:
+        with monkeypatch.context() as patch:
+            patch.setitem(*change)
+            found.append(now())
+    monkeypatch.setattr(schedule, "KINDS", schedule.KINDS[1:])
+    assert len({*found, now()}) == len(found) + 1
 
 
 def test_hours_count_what_is_left_and_guess_by_what_is_most_alike() -> None:
-    plan = replace(PLAN, tasks=("sums",), stages=(TUNE, REPORT))
-    # 2 entrants x (4 rates x 32 steps + 2 x 80), and 2 entrants x 2 seeds x 80 steps
-    count, found = hours(plan, [], jobs=2)
-    steps = 2 * (4 * 32 + 2 * 80) + 2 * 2 * 80
-    assert (count, found) == (16, pytest.approx(steps * GUESS / 2 / 3600))
-    assert hours(plan, [], jobs=1)[1] == pytest.approx(2 * found)
-
-    took = {"grpo_8": (100.0, 300.0, 500.0), "duet_history": (30.0,)}
-    first = [tuning_run(rate, 32, 50, name, took=t) for name, ts in took.items() for rate, t in zip(RATES, ts)]  # noqa: B905
-    count, found = hours(plan, first, jobs=1)
-    # one rate of grpo_8 at its median of 300 s, three of duet at its own 30 s; all else as before
-    rest = (2 * 2 * 80 + 2 * 2 * 80) * GUESS
-    assert (count, found) == (12, pytest.approx((300 + 3 * 30 + rest) / 3600))
-    # Without a run of its own an entrant takes the median of all on this task and stage.
-    count, found = hours(replace(plan, stages=(TUNE,), entrants=("pods",)), first, jobs=1)
-    assert (count, found) == (6, pytest.approx((4 * (100 + 300) / 2 + 2 * 80 * GUESS) / 3600))
-    assert hours(PLAN, all_runs(PLAN), jobs=2) == (0, 0.0)
+    # The start; for two entrants three rates, two seeds and three fresh ones.
+    assert hours(ONE, []) == (17, pytest.approx(17 * GUESS / 3600))
+    runs = [tuning_run(rate, 0.5, took=took) for rate, took in zip(RATES[1:3], (100.0, 300.0), strict=True)]
+    # A third rate of the reference at its median of 200 s, and three of duet_stop at that of the task and stage
+    assert hours(replace(ONE, stages=(TUNE,)), runs) == (4, pytest.approx(4 * 200 / 3600))
+    runs.append(tuning_run(RATES[1], 0.5, "duet_stop", took=20.0))
+    assert hours(replace(ONE, stages=(TUNE,)), runs) == (3, pytest.approx((200 + 2 * 20) / 3600))
 
 
-def test_a_task_takes_the_rates_of_the_task_it_is_tuned_on() -> None:
-    plan = replace(PLAN, tasks=("one_epoch",), stages=(TUNE, REPORT))
-    assert {(cell.task, cell.stage) for cell in ready(plan, [])} == {("sums", TUNE)}
-    assert hours(plan, [], 1)[0] == 2 * (4 + 2) + 2 * 2  # rungs of both entrants, two seeds of each
-    both = replace(plan, tasks=("sums", "one_epoch"), stages=(TUNE,))
-    assert keys(ready(both, [])) == keys(ready(replace(both, tasks=("sums",)), []))  # no pair is tuned twice
-    runs = tuned("grpo_8", 1.2e-3)
-    expected = [Cell("one_epoch", "grpo_8", REPORT, 1.2e-3, seed, 80) for seed in (0, 1)]
-    assert [cell for cell in ready(plan, runs) if cell.stage == REPORT] == expected
+def test_the_reference_ends_by_batches() -> None:
+    limits = _limits(Cell(TASK, REFERENCE, REPORT, 1e-5, 0), replace(FULL, shares=(0.25, 0.5, 1.0), batches=8))
+    assert [limits.passed(batch, 10**9, 1e9) for batch in (1, 2, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, 3]
+    assert [limits.ends(batch, 10**9, 1e9) for batch in (7, 8)] == [False, True]
+    assert _limits(Cell(TASK, REFERENCE, TUNE, 1e-5, 0), FULL) == Limits(FULL.shares[-2:], FULL.tuning_batches)
+
+
+def test_others_end_when_they_spent_tokens_and_seconds_or_patience_ends() -> None:
+    limits = _limits(Cell(TASK, "duet", REPORT, 1e-5, 0, 1000, 100.0), replace(FULL, shares=(0.5, 1.0), patience=1.5))
+    ends = {(1000, 99.9): False, (1000, 100): True, (5000, 99): False, (999, 149): False, (999, 150): True}
+    assert {spent: limits.ends(10**6, *spent) for spent in ends} == ends
+    passed = {(499, 49): 0, (500, 49): 1, (499, 50): 1, (500, 50): 2, (1000, 60): 3, (1000, 100): 4}
+    assert {spent: limits.passed(1, *spent) for spent in passed} == passed

@@ -1,106 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The targets of `duet`: met by records that meet all, and each of them missed by what breaks it."""
+"""The targets of the arena: met by records that meet all, and each of them missed by what breaks it."""
 
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.arena.__main__ import main
-from benchmarks.arena.records import Run, pack
-from benchmarks.arena.report_tables import findings_of, tables
-from benchmarks.arena.targets import TARGETS, missed, verdicts
-from tests.benchmarks.arena_records import run, start
+from benchmarks.arena.contest import contests
+from benchmarks.arena.entrants import REFERENCE
+from benchmarks.arena.records import STOPPED, Run
+from benchmarks.arena.targets import COUNTS, SEVERAL, SUBJECT, TARGETS, UNGATED, verdicts
+from tests.benchmarks.arena_runs import run, start
 
-TASKS = ("sums", "two_ways", "products", "one_epoch")
-CHEAP, FINAL, QUICK, TWO_WAYS, ONE_EPOCH, RIVALS = range(6)
-
-
-def risen(end: float, steps: int) -> Callable[[int], float]:
-    """Accuracy from 0.4 at the start to `end` in so many steps, and no further."""
-    return lambda step: 0.4 + (end - 0.4) * min(1.0, step / steps)
+TOKENS, SECONDS, GREEDY, PASS, SEVERAL_TOKENS, SEVERAL_SECONDS, GATE_TOKENS, GATE_SECONDS, UNEVEN = range(9)
+LATER = (12, 24, 36, 48, 96)
 
 
-GOOD = {"end": 0.62, "steps": 20, "tokens": 500.0, "seconds": 0.7, "seeds": 3}
-"""At 0.59, the target, after 17 of 80 steps: 11% of GRPO's tokens, and 8% of its seconds."""
+def risen(end: float, batch: int) -> Callable[[int], float]:
+    """Accuracy from 0.4 at the start to this at a batch, and no further."""
+    return lambda now: 0.4 + (end - 0.4) * min(1.0, now / batch)
 
 
-def records(entrant: str = "duet_quarter", rival: float = 0.55, **tasks: Mapping[str, float]) -> list[Run]:
-    """GRPO rises to 0.6 in 80 steps on every task, and `entrant` as in `GOOD` but for what is given for a task."""
-    runs = []
-    for task in TASKS:
-        own = GOOD | tasks.get(task, {})
-        runs.append(start(task, 0.4))
-        for seed in range(3):
-            shift = 0.005 * (seed - 1)
-            runs.append(run("grpo_8", risen(0.6 + shift, 80), seed, task))
-            if task in ("sums", "two_ways"):
-                runs.append(run("pods", risen(rival + shift, 20), seed, task, tokens_per_step=500.0))
-            if seed < own["seeds"]:
-                costs = {"tokens_per_step": own["tokens"], "seconds_per_step": own["seconds"]}
-                runs.append(run(entrant, risen(own["end"] + shift, own["steps"]), seed, task, **costs))
+def records(seeds: int = 3, others: float = 0.55, ungated: float = 0.58, counts: float = 0.66, **subject) -> list[Run]:
+    """The reference is at 0.6 after 48 batches; all others have 96 at half of its tokens and seconds.
+
+    `subject` rises to 0.62 within 24 batches, and is at the target, 0.59, after 22% of the reference's costs.
+    """
+    own = {"end": 0.62, "batch": 24, "tokens": 500.0, "seconds": 1.0, "greedy": (0.5, 0.5, 0.5)} | subject
+    runs = [start()]
+    for seed in range(seeds):
+        costs = {"batches": LATER, "tokens": 500.0, "seconds": 1.0}
+        runs.append(run(accuracy=risen(0.6, 48), seed=seed))
+        runs += [run(name, risen(others, 24), seed, **costs) for name in SEVERAL]
+        runs += [run(name, risen(end, 24), seed, **costs) for name, end in ((UNGATED, ungated), (COUNTS, counts))]
+        costs |= {"tokens": own["tokens"], "seconds": own["seconds"], "greedy": own["greedy"][seed]}
+        runs.append(run(SUBJECT, risen(own["end"], own["batch"]), seed, **costs))
     return runs
 
 
-def misses(runs: list[Run]) -> list[int]:
-    """Targets that nobody meets, by their places."""
-    findings = findings_of(runs)
-    lines = missed(verdicts(findings.contests, findings.figures))
-    return [place for place, target in enumerate(TARGETS) if any(target.claim in line for line in lines)]
+def missed(runs: list[Run]) -> list[int]:
+    (contest,) = contests(runs).values()
+    return [place for place, verdict in enumerate(verdicts(contest)) if not verdict.met]
 
 
-def test_records_that_meet_all():
-    findings = findings_of(records())
-    found = verdicts(findings.contests, findings.figures)
-    assert list(found) == ["duet_quarter"] and all(one.met for one in found["duet_quarter"])
-    assert found["duet_quarter"][CHEAP].text == ", ".join(TASKS)
-    assert missed(found) == []
-    rows = tables(findings)["targets"].rows
-    assert [row[0] for row in rows] == [target.claim for target in TARGETS]
-    assert rows[RIVALS][1] == "met: +0.070 over pods on sums, +0.070 over pods on two_ways"
+def test_records_that_meet_all() -> None:
+    (contest,) = contests(records()).values()
+    found = verdicts(contest)
+    assert len(found) == len(TARGETS) == 9 and all(one.met for one in found)
+    assert found[TOKENS].text == found[SECONDS].text == "22%; 22%; 22%"
+    assert found[GREEDY].text == "+0.000 [+0.000, +0.000]"
+    assert found[SEVERAL_TOKENS].text == f"+0.070 [+0.070, +0.070] over {SEVERAL[0]}"
+    assert found[UNEVEN].text == f"{COUNTS} +0.040 [+0.040, +0.040]"
 
 
-SLOW, WORDY = {"seconds": 8.0}, {"tokens": 1700.0}
-"""At the target after 91% of GRPO's seconds; after 39% of its tokens."""
-
-
+# Greedy decoding: 0.495 against 0.5; half of the interval is 2.48 standard deviations, of 0.004 or 0.01.
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("change", "expected"),
     [
-        ({"sums": WORDY, "products": WORDY}, []),  # two are left
-        ({"sums": WORDY, "two_ways": WORDY, "products": WORDY}, [CHEAP]),
-        ({"sums": WORDY, "two_ways": WORDY, "products": {"seeds": 1}}, [CHEAP]),  # one seed has no interval
-        ({"sums": SLOW, "two_ways": SLOW, "products": SLOW}, [CHEAP, QUICK]),
-        ({"products": {"end": 0.585}}, [FINAL, QUICK]),
-        ({"products": {"end": 0.6, "steps": 80, "seconds": 1.2}}, [QUICK]),  # 0.1 below, after half of the steps
-        ({"products": {"seeds": 0}}, [FINAL, QUICK]),
-        ({"two_ways": {"tokens": 2700.0}}, [FINAL, TWO_WAYS]),  # 61%
-        ({"one_epoch": {"tokens": 3000.0}}, [FINAL, ONE_EPOCH]),  # 68%
-        ({"rival": 0.63}, [RIVALS]),
-        ({"two_ways": {"end": 0.4}}, [FINAL, QUICK, TWO_WAYS, RIVALS]),
+        ({"tokens": 900.0}, [TOKENS]),  # 39%
+        ({"seconds": 2.0}, [SECONDS]),  # 43%
+        ({"greedy": (0.499, 0.495, 0.491)}, []),
+        ({"greedy": (0.505, 0.495, 0.485)}, [GREEDY]),
+        ({"others": 0.63}, [SEVERAL_TOKENS, SEVERAL_SECONDS]),
+        ({"ungated": 0.63}, [GATE_TOKENS, GATE_SECONDS]),
+        ({"counts": 0.6}, [UNEVEN]),
+        ({"end": 0.5}, [TOKENS, SECONDS, SEVERAL_TOKENS, SEVERAL_SECONDS, GATE_TOKENS, GATE_SECONDS]),
+        ({"seeds": 1}, [GREEDY, PASS, SEVERAL_TOKENS, SEVERAL_SECONDS, GATE_TOKENS, GATE_SECONDS, UNEVEN]),
     ],
+    ids=str,
 )
-def test_each_target_is_missed_by_what_breaks_it(changes: dict, expected: list[int]):
-    assert misses(records(**changes)) == expected
+def test_each_target_is_missed_by_what_breaks_it(change: dict, expected: list[int]) -> None:
+    assert missed(records(**change)) == expected
 
 
-def test_one_entrant_has_to_meet_them_all():
-    good = records()
-    half = [one for one in records("duet", products={"end": 0.5}) if one.entrant == "duet"]
-    assert misses(good + half) == []
-    bad = [one for one in good if (one.entrant, one.task) != ("duet_quarter", "two_ways")]
-    assert misses(bad + half) == [FINAL, QUICK]  # of duet, which is nearer to all of them
+def test_all_right_or_all_wrong_is_worse_at_pass_8_than_some_of_each() -> None:
+    runs = records()
+    for one in runs:
+        if one.entrant == SUBJECT:
+            one.measurements[-1].servings[STOPPED].right[:] = [8] * 620 + [0] * 380
+    assert missed(runs) == [PASS]
 
 
-def test_check_names_what_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)  # figures and result file are written there
-    monkeypatch.setattr(sys, "argv", ["arena", "report", "--check", "--records", "records.jsonl.xz"])
-    lines = []
-    for runs in (records(), records(products={"end": 0.5})):
-        pack(runs, Path("records.jsonl.xz"))
-        with pytest.raises(SystemExit) as ended:  # the documents quote other records
-            main()
-        lines.append([line for line in str(ended.value).splitlines() if line.startswith("duet_quarter misses")])
-    assert [len(found) for found in lines] == [0, 2]
-    assert all(line.endswith("(-0.100 on products)") for line in lines[1])
+def test_the_best_rival_counts_and_who_has_not_run_is_not_one() -> None:
+    runs = [one for one in records() if one.entrant != SEVERAL[0]]
+    assert missed(runs) == []
+    better = [one for one in records(others=0.63) if one.entrant == SEVERAL[0]]
+    (contest,) = contests([*runs, *better]).values()
+    assert verdicts(contest)[SEVERAL_TOKENS].text.endswith(f"over {SEVERAL[0]}")
+    # A rival that did not spend as much cannot be beaten.
+    for rival in (better, [replace(one, measurements=one.measurements[:2]) for one in better]):
+        assert missed([*runs, *rival]) == [SEVERAL_TOKENS, SEVERAL_SECONDS]
+    assert missed([one for one in runs if one.entrant in ("", REFERENCE)]) == list(range(9))

@@ -1,90 +1,89 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arena's problems: splits that share nothing with each other, the pools or any other benchmark; pools' mix."""
+"""The arena's problems: splits that share nothing, scorers that accept right answers only, and the reward."""
 
-import json
-from collections import Counter
-from functools import cache
+import re
+from collections.abc import Callable
 
 import pytest
 
-from benchmarks.arena.pool import ALWAYS, MIDDLE, NEVER, ROLLOUTS, arrange, kind_of
+from benchmarks.arena.mixed import FRESH, KINDS, POOL, REPORT, SIZES, TUNING
+from benchmarks.arena.problem import ArenaReward, Problem
 from benchmarks.arena.profiles import PROFILES
-from benchmarks.arena.tasks import RECIPES, REPORT_SIZE, TASKS, TUNING_SIZE, Task
-from recipes.tiny_math.problems import HELD_OUT, LEVELS, Problem
-from recipes.tiny_math.task import sample_problems
+from benchmarks.arena.tasks import TASKS
 
-EACH_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-READ = [task for task in TASKS.values() if task.pool_seed is None]
-EACH_POOL_FILE = pytest.mark.parametrize("task", READ, ids=[task.name for task in READ])
-DEMO_PROBLEMS = 400
-"""Four times what `recipes/math_tiny.py` measures, from the first on; the notebooks take fewer."""
-
-
-@cache
-def pool(task: Task) -> tuple[Problem, ...]:
-    return tuple(task.pool())
-
-
-def questions(problems) -> set[str]:
-    return {problem.question for problem in problems}
-
-
-def used_elsewhere() -> dict[str, set[str]]:
-    """Questions that a policy of ours is trained on, or that another benchmark or a demo measures, by their place."""
-    found = {f"pool of {task.name}": questions(pool(task)) for task in TASKS.values()}
-    found["demo and notebooks"] = questions(sample_problems(HELD_OUT, DEMO_PROBLEMS, 0))
-    for path in sorted((RECIPES / "tiny_math" / "data").glob("*.jsonl")):
-        found[path.name] = {json.loads(line)["prompt"] for line in path.read_text().splitlines()}
-    return found
-
-
-def test_report_and_tuning_splits_share_nothing_with_anything_else_or_with_each_other() -> None:
-    reports = {task.name: questions(task.report_problems()) for task in TASKS.values()}
-    tunings = {task.name: questions(task.tuning_problems()) for task in TASKS.values()}
-    elsewhere = used_elsewhere()
-    assert {"pool.jsonl", "sums.jsonl", "products.jsonl"} <= elsewhere.keys()
-    for own in (*reports.values(), *tunings.values()):
-        assert {place: own & others for place, others in elsewhere.items() if own & others} == {}
-    for own in reports.values():
-        assert {name: own & others for name, others in tunings.items() if own & others} == {}
+MIXED = TASKS["mixed_135m"]
+EACH_TASK = pytest.mark.parametrize("task", [MIXED, TASKS["two_ways"], TASKS["products"]], ids=lambda task: task.name)
 
 
 @EACH_TASK
-def test_splits_have_their_sizes_and_every_profile_fits_into_them(task: Task) -> None:
-    report, tuning = task.report_problems(), task.tuning_problems()
-    assert (len(questions(report)), len(questions(tuning))) == (len(report), len(tuning)) == (REPORT_SIZE, TUNING_SIZE)
-    assert [p.level for p in report[:10]] == [p.level for p in tuning[:10]] == [*LEVELS, *LEVELS]
+def test_splits_share_nothing_and_are_as_large_as_the_profiles_measure(task) -> None:
+    keys = [problem.key for split in SIZES for problem in task.problems(split)]
+    assert len(set(keys)) == len(keys)
     for profile in PROFILES.values():
-        assert profile.problems <= profile.problems_end <= REPORT_SIZE
-        assert profile.tuning_problems <= TUNING_SIZE
+        largest = max(size.problems for size in (profile.way, *profile.whole.values(), *profile.start.values()))
+        needed = {REPORT: largest, FRESH: largest, TUNING: profile.tuning.problems, POOL: profile.prompts}
+        assert all(count <= len(task.problems(split)) for split, count in needed.items())
 
 
-@EACH_TASK
-def test_a_pool_has_distinct_prompts_with_answers_that_a_held_out_problem_would_have(task: Task) -> None:
-    assert len(questions(pool(task))) == len(pool(task)) == task.pool_size
-    assert {type(p) for p in pool(task)} == {type(p) for p in task.report_problems()} == {task.problem}
-    if set("".join(p.expression for p in pool(task))) <= set("0123456789+-*"):
-        assert all(eval(p.expression) == p.answer for p in pool(task))
+def test_kinds_and_levels_come_in_turn() -> None:
+    turns = [(kind.name, level) for level in (1, 2, 3) for kind in KINDS]
+    for split, size in SIZES.items():
+        assert [(one.kind, one.level) for one in MIXED.problems(split)] == turns * size
 
 
-def test_a_pool_that_is_seen_once_has_a_prompt_for_every_rollout_group_of_a_run_of_the_reference() -> None:
-    # 80 steps of 16 prompts
-    assert TASKS["one_epoch"].pool_size >= 80 * 16
+@pytest.mark.parametrize("split", SIZES)
+def test_worked_examples_are_right_and_no_problem_of_any_split(split: str) -> None:
+    all_keys = {(one.kind, one.key) for each in SIZES for one in MIXED.problems(each)}
+    by_name = {kind.name: kind for kind in KINDS}
+    for problem in MIXED.problems(split):
+        *worked, last = problem.prompt.split("\n")
+        assert last == problem.key and not re.search(r"boxed|\s$", last)  # where the answer belongs
+        assert len(worked) == by_name[problem.kind].examples
+        for line in worked:
+            question, answer = re.fullmatch(r"(.+) \\boxed\{(.+)\}", line).groups()
+            assert (problem.kind, question) not in all_keys
+            assert solve(problem.kind, question) == answer
 
 
-@EACH_POOL_FILE
-def test_a_pool_that_was_mixed_has_its_mix_in_every_twenty(task: Task) -> None:
-    entries = json.loads(task.pool_file.read_text())["problems"][: task.pool_size]
-    for first in range(0, task.pool_size, 20):
-        kinds = Counter(kind_of(entry["right"]) for entry in entries[first : first + 20])
-        assert kinds == {ALWAYS: 3, NEVER: 3, MIDDLE: 14}
+def solve(kind: str, question: str) -> str:
+    """The answer, from the line alone."""
+    if kind == "letters":
+        letter, text = re.fullmatch(r"How many (\w) in (.+)\?", question).groups()
+        return str(text.lower().count(letter))
+    if kind == "needle":
+        *statements, asked = question.split(". ")
+        told = dict(reversed(one.split(" ", 1)) for one in statements)
+        return told[asked.removeprefix("Who ").removesuffix("?")]
+    if kind == "bits":
+        return str(question.count("1", len("How many 1")))
+    numbers = [int(one) for one in re.findall(r"\d+", question)]
+    if kind == "gcd":
+        return str(max(d for d in range(1, min(numbers) + 1) if not any(one % d for one in numbers)))
+    return str(eval(question.removesuffix("=")))
 
 
-def test_the_header_of_a_pool_says_which_answer_was_counted() -> None:
-    assert json.loads(TASKS["sums"].pool_file.read_text())["answer"] == "first"
+def test_right_answers_are_accepted_and_others_are_not() -> None:
+    for problem in MIXED.problems(REPORT):
+        right = solve(problem.kind, problem.key)
+        wrong = "Nobody" if problem.kind == "needle" else str(int(right) + 1)
+        first, second = f" \\boxed{{ {right} }}\n", f" \\boxed{{{wrong}}}"
+        for text in (first, second + first):
+            assert problem.is_right(text, "math"), (problem.key, text)
+        for text in (second, first + second, f" {right}", " \\boxed{}", ""):
+            assert not problem.is_right(text, "math"), (problem.key, text)
 
 
-def test_a_pool_that_lacks_a_kind_is_refused() -> None:
-    problems = [TASKS["sums"].problem(f"1+1+{i}", 1, 2 + i) for i in range(40)]
-    with pytest.raises(ValueError, match="3 problems are to be never solved, 0 are. Draw more --candidates"):
-        arrange(problems, [ROLLOUTS, 5] * 20, 20)
+ANSWERS = {"math": "so \\boxed{%d}.", "code": "\n```\n%d\n```"}
+FORMS = {"text": str, "conversation": lambda text: [{"role": "assistant", "content": text}]}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("marker", ANSWERS)
+def test_the_reward_is_the_last_answer_of_the_rows_own_problem(marker: str, form: Callable[[str], object]) -> None:
+    problems = [Problem("", "sum", 1, str(one), str(one).__eq__) for one in (42, 43)]
+    reward, answer = ArenaReward(problems, marker), ANSWERS[marker]
+    both = answer % 42 + "\nWait.\n" + answer % 43
+    texts = [form(text) for text in (answer % 42, both, both, "42", answer % 42)]
+    assert reward(texts, index=[0, 0, 1, 0, 1], prompts=[""] * 5) == [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert [found and found.strip() for found in reward.answers(texts)] == ["42", "43", "43", None, "42"]
+    assert reward.equivalent([("42", " 42\n"), ("42", "43")]) == [True, False]
