@@ -86,7 +86,7 @@ def private_or_foreign(source):
         else:
             modules = [node.module] if isinstance(node, ast.ImportFrom) else []
         tops = {module.split(".")[0] for module in modules} - LIBRARIES - set(sys.stdlib_module_names)
-        found += sorted(tops - {"recipes", "paper", "benchmarks"})
+        found += sorted(tops - {"recipes", "paper"})
     return found
 
 

@@ -19,7 +19,7 @@ RISING = line(0.6)
 
 
 def serving(accuracy: float, samples: int, greedy: float | None = None) -> Serving:
-    """Right samples of 1,000 problems, spread evenly: an accuracy is exact to half a sample, also of the first problems only."""
+    """Of 1,000 problems. Right samples are spread evenly: the first problems have the same mean as all."""
     found = [round(accuracy * samples * count) for count in range(1001)]
     right = [after - before for before, after in zip(found, found[1:], strict=False)]
     certain = None if greedy is None else [int(place < greedy * 1000) for place in range(1000)]

@@ -35,8 +35,8 @@ def built(entrant: Entrant, folder: Path, task=MIXED) -> DUETGRPOConfig:
     return DUETGRPOConfig(output_dir=str(folder), max_steps=4, **own | {"use_vllm": False})
 
 
-def test_every_method_of_the_package_competes() -> None:
-    assert {entrant.method for entrant in ENTRANTS.values()} == METHODS.keys() - {"own"}
+def test_every_method_of_the_package_competes_but_two() -> None:
+    assert {entrant.method for entrant in ENTRANTS.values()} == METHODS.keys() - {"own", "dynamo", "seed_grpo"}
     assert next(iter(ENTRANTS)) == REFERENCE
     assert {SUBJECT, UNGATED, COUNTS, ROUNDS, *SEVERAL, *MAIN} <= ENTRANTS.keys()
     assert all(entrant.name == name for name, entrant in ENTRANTS.items())
@@ -62,7 +62,7 @@ def test_an_entrant_has_the_budget_of_its_name_and_what_it_declares(entrant: Ent
 
 
 OTHERS = """
-bf16 dataloader_pin_memory disable_tqdm generation_batch_size grace_window gradient_accumulation_steps
+bf16 dataloader_pin_memory disable_tqdm filled_in generation_batch_size grace_window gradient_accumulation_steps
 gradient_checkpointing learning_rate logging_steps lr_scheduler_type marker max_completion_length max_rollouts
 max_steps model_init_kwargs output_dir per_device_train_batch_size report_to run_name save_strategy seed
 steps_per_generation use_cpu vllm_gpu_memory_utilization vllm_max_model_length

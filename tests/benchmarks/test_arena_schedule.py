@@ -41,13 +41,10 @@ def test_others_are_tuned_over_what_the_reference_spent_there() -> None:
     assert ready(ONE, [], {}) == [Cell(TASK, "", START, 0.0, 0), *middle]
     runs = [start(), tuning_run(RATES[1], 0.5), tuning_run(RATES[2], 0.4)]
     assert ready(ONE, runs, {}) == [Cell(TASK, REFERENCE, TUNE, RATES[0], TUNING_SEED)]
-    runs.append(
-        replace(tuning_run(RATES[0], 0.6), measurements=[measured(32, 501, 3.0, **{STOPPED: serving(0.6, 2)})])
-    )
-    # Its best rate took 32 batches of 501 tokens and 3 seconds.
-    spent = (16_032, 96.0)
-    expected = [Cell(TASK, "duet_stop", TUNE, rate, TUNING_SEED, *spent) for rate in RATES[1:3]]
-    assert ready(replace(ONE, stages=(TUNE,)), runs, {}) == expected
+    end = measured(32, 501, 3.0, **{STOPPED: serving(0.6, 2)})
+    runs.append(replace(tuning_run(RATES[0], 0.6), measurements=[end]))
+    spent = (16_032, 96.0)  # by its best rate
+    assert ready(ONE, runs, {}) == [Cell(TASK, "duet_stop", TUNE, rate, TUNING_SEED, *spent) for rate in RATES[1:3]]
 
 
 def test_a_reported_run_needs_its_entry_of_the_plan_and_the_reference_of_its_seed() -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.arena.contest import contests
 from benchmarks.arena.entrants import REFERENCE
 from benchmarks.arena.records import STOPPED, Run
-from benchmarks.arena.targets import COUNTS, SEVERAL, SUBJECT, TARGETS, UNGATED, verdicts
+from benchmarks.arena.targets import COUNTS, SEVERAL, SUBJECT, TARGETS, UNGATED, Verdict, verdicts
 from tests.benchmarks.arena_runs import run, start
 
 TOKENS, SECONDS, GREEDY, PASS, SEVERAL_TOKENS, SEVERAL_SECONDS, GATE_TOKENS, GATE_SECONDS, UNEVEN = range(9)
@@ -22,10 +22,7 @@ def risen(end: float, batch: int) -> Callable[[int], float]:
 
 
 def records(seeds: int = 3, others: float = 0.55, ungated: float = 0.58, counts: float = 0.66, **subject) -> list[Run]:
-    """The reference is at 0.6 after 48 batches; all others have 96 at half of its tokens and seconds.
-
-    `subject` rises to 0.62 within 24 batches, and is at the target, 0.59, after 22% of the reference's costs.
-    """
+    """The reference is at 0.6 after 48 batches; the others have 96 at half of its costs, and end within 24."""
     own = {"end": 0.62, "batch": 24, "tokens": 500.0, "seconds": 1.0, "greedy": (0.5, 0.5, 0.5)} | subject
     runs = [start()]
     for seed in range(seeds):
@@ -39,13 +36,16 @@ def records(seeds: int = 3, others: float = 0.55, ungated: float = 0.58, counts:
 
 
 def missed(runs: list[Run]) -> list[int]:
+    return [place for place, verdict in enumerate(judged(runs)) if not verdict.met]
+
+
+def judged(runs: list[Run]) -> list[Verdict]:
     (contest,) = contests(runs).values()
-    return [place for place, verdict in enumerate(verdicts(contest)) if not verdict.met]
+    return verdicts(contest)
 
 
 def test_records_that_meet_all() -> None:
-    (contest,) = contests(records()).values()
-    found = verdicts(contest)
+    found = judged(records())
     assert len(found) == len(TARGETS) == 9 and all(one.met for one in found)
     assert found[TOKENS].text == found[SECONDS].text == "22%; 22%; 22%"
     assert found[GREEDY].text == "+0.000 [+0.000, +0.000]"
@@ -85,8 +85,7 @@ def test_the_best_rival_counts_and_who_has_not_run_is_not_one() -> None:
     runs = [one for one in records() if one.entrant != SEVERAL[0]]
     assert missed(runs) == []
     better = [one for one in records(others=0.63) if one.entrant == SEVERAL[0]]
-    (contest,) = contests([*runs, *better]).values()
-    assert verdicts(contest)[SEVERAL_TOKENS].text.endswith(f"over {SEVERAL[0]}")
+    assert judged([*runs, *better])[SEVERAL_TOKENS].text.endswith(f"over {SEVERAL[0]}")
     # A rival that did not spend as much cannot be beaten.
     for rival in (better, [replace(one, measurements=one.measurements[:2]) for one in better]):
         assert missed([*runs, *rival]) == [SEVERAL_TOKENS, SEVERAL_SECONDS]
