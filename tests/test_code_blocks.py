@@ -23,8 +23,10 @@ from tests.runs import count_fours, settings
 from tests.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parent.parent
-TOP = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md")
-PAGES = sorted([*TOP, *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/**/*.md")])
+TOP = (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+PAGES = sorted(
+    [*TOP, *(page for room in ("docs", "benchmarks", "notebooks") for page in ROOT.glob(f"{room}/**/*.md"))]
+)
 RECIPES = ROOT / "recipes"
 sys.path.insert(0, str(RECIPES))
 
@@ -326,7 +328,9 @@ def test_commands_of_a_block_are_accepted(
     monkeypatch.setenv("DUET_SERVER_TOKEN", "a-token-for-these-tests")
     (clone / "problems.jsonl").write_text("{}")
     for program, *words in commands(block.text):
-        if program == "python" and words[0] not in SCRIPT_CHECKS:
+        if program == "python" and words[0] == "-m":
+            parse_only(words[1], words[2:])
+        elif program == "python" and words[0] not in SCRIPT_CHECKS:
             parse_only(words[0], words[1:])
         elif program == "python":
             SCRIPT_CHECKS[words[0]](words[1:])

@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "duet_trl"
-FOLDERS = (ROOT, DOCS, ROOT / "notebooks", ROOT / "benchmarks", ROOT / "recipes" / "paper")
+FOLDERS = (ROOT, *(ROOT / name for name in ("docs", "notebooks", "benchmarks", "benchmarks/arena", "recipes/paper")))
 PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
 CORE = ("allocate", "gate", "update")
 

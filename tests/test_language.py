@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 GLOBS = (
-    "README.md CHANGELOG.md CONTRIBUTING.md benchmarks/README.md tests/FAULTS.md docs/**/*.md recipes/**/*.md "
+    "README.md CHANGELOG.md CONTRIBUTING.md benchmarks/**/*.md tests/FAULTS.md docs/**/*.md recipes/**/*.md "
     "notebooks/**/*.md notebooks/*.ipynb recipes/**/*.yaml duet_trl/**/*.py recipes/**/*.py benchmarks/**/*.py"
 )
 FILES = sorted({path for pattern in GLOBS.split() for path in ROOT.glob(pattern)})

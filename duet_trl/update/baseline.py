@@ -160,8 +160,8 @@ class NoiseRatio:
     """How much larger the squared gradients of failures are than those of successes, estimated from -log pi.
 
     A rollout's gradient of log pi is a sum over its tokens, and a token contributes more the less likely it was, so
-    -log pi of a rollout is a proxy for its squared length: on the tasks of the arena the ratio of the one is 0.4 to
-    0.9 of the ratio of the other, and every pass over a batch computes it. Older steps count less (`MEMORY`).
+    -log pi of a rollout is a proxy for its squared length, which every pass over a batch computes. Older steps count
+    less (`MEMORY`).
     """
 
     def __init__(self) -> None:
