@@ -114,7 +114,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[ScriptArguments, DUETGRPOC
             refuse_unknown([name], DUETGRPOConfig, {method: entry.options for method, entry in METHODS.items()})
             near = difflib.get_close_matches(name, [one.name for kind in KINDS for one in fields(kind)], 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{place} has {unknown[0]!r}, which is no option.{hint} --help_all lists them all.")
+            raise ValueError(f"{place} has {unknown[0]!r}, which is not an option.{hint} --help_all lists them all.")
     return tuple(found)
 
 

@@ -27,7 +27,7 @@ COMMON = {
     "budget_fraction": "Lower saves more tokens; 1 keeps all rollouts and leaves the saving to the gate.",
     "num_generations": "Raise it if few groups have rewards that differ (`frac_reward_zero_std` near 1).",
     "max_completion_length": "Raise it if rollouts that think or answer late are cut (`completions/clipped_ratio`).",
-    "marker": "Always, unless answers stand in `\\boxed{...}` ([how](own_task.md#2-marker)).",
+    "marker": "Always, unless answers are boxed, `\\boxed{...}` ([how](own_task.md#2-marker)).",
     "abort": "`False` if late answers are lost (`duet/late_answers_lost`).",
     "updates": '`"several"` to learn more from each rollout; not with fp16 or DeepSpeed ([how](recipes.md#updates)).',
     "beta": "Keep 0: above it no rollout skips the forward pass.",
@@ -38,11 +38,11 @@ COMMON = {
 """What most runs set, and when to change it."""
 
 READING = """\
-* Where no default is given, a field is `None` until it is set. Its meaning says what follows from `None`.
+* Where no default is given, a field is `None` until it is set; its meaning names what `None` leads to.
 * A field that you set wins over the method's default.
 * A field or option that cannot have an effect under the method, or outside of its column "only with", is refused
   when you set it, even to its default.
-* What one method alone reads is an option of `method_kwargs`, a mapping in Python and YAML, JSON on the command line:
+* Options that one method alone reads go into `method_kwargs`, a mapping in Python and YAML, JSON on the command line:
   `--method_kwargs '{"poll_interval": 4}'`."""
 
 SOME_METHODS = """\

@@ -128,7 +128,7 @@ def test_a_first_ctrl_c_lets_the_run_end_and_the_next_call_resumes_it(tmp_path):
         ({"runs": {"one": {}}}, ("--only", "absent"), "matches none of one/seed_3, one/seed_5"),
         ({}, (), "matches none of no runs"),
         ({"runs": {"one": {}, "two": {"keep_probability": 2.0}}}, (), "keep_probability must be"),
-        ({"runs": {"one": {"temperatur": 0.5}}}, (), "'--temperatur', which is no option"),
+        ({"runs": {"one": {"temperatur": 0.5}}}, (), "'--temperatur', which is not an option"),
         ({"runs": {"one": {"config": "absent.yaml"}}}, (), "there is no file 'absent.yaml'"),
         ({"runs": ["one"]}, (), r"needs runs, a mapping, and seeds, a list; got \['one'\]"),
         ({"runs": {"one": {}}, "seeds": 3}, (), "needs runs, a mapping, and seeds, a list; got .* and 3"),

@@ -147,7 +147,7 @@ def test_the_command_line_has_the_last_word_and_a_misspelt_option_is_refused(tmp
     assert (config.beta, config.temperature) == (0.2, 0.7)
     assert (arguments.eval_suites, arguments.eval_samples) == (["gsm8k"], 3)
     assert parse(["--config", str(path), "--eval_suites", "none"])[0].eval_suites == []
-    misspelt = "has '--temperatur', which is no option. Did you mean 'temperature'?"
+    misspelt = "has '--temperatur', which is not an option. Did you mean 'temperature'?"
     with pytest.raises(ValueError, match=f"the command line {misspelt}"):
         parse(["--config", str(path), "--temperatur", "0.7"])
     path.write_text("temperatur: 0.7\n")
@@ -229,7 +229,7 @@ def test_help_all_shows_every_option(capsys):
         (("--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
         (("--preset", "paper"), "preset is no longer a field. It is `method`"),
         (("--prompt_candidates", "3"), "prompt_candidates is an option of .'duet'.. Write method_kwargs="),
-        (("stray",), "the command line has 'stray', which is no option"),
+        (("stray",), "the command line has 'stray', which is not an option"),
         (("--keep_probability", "2"), r"keep_probability must be in \(0, 1\].* got 2.0"),
         (("--num_generations", "5"), "must be divisible by num_generations .5."),
         (("--model_name_or_path", "/no/such/model"), "the tokenizer of '/no/such/model' cannot be loaded.*folder"),
