@@ -50,7 +50,7 @@ class Entrant:
 
 
 SEVERAL = {"updates": "several"}
-TIGHT = SEVERAL | {"poll_interval": 1, "grace_window": 1}
+TIGHT = {"poll_interval": 1, "grace_window": 1}
 UNGATED = {"trim": False, "abort": False}
 REFERENCE = "grpo_8_stop"
 """GRPO at full budget with the stop string: the others are compared with it at equal tokens and at equal seconds."""
@@ -60,15 +60,17 @@ _ALL = (
     Entrant("grpo_8_several", "GRPO, 8 rollouts, several updates", "grpo", settings=SEVERAL),
     Entrant("grpo_4_several", "GRPO, 4 rollouts, several updates", "grpo", 0.5, settings=SEVERAL),
     Entrant("grpo_2_several", "GRPO, 2 rollouts, several updates", "grpo", 0.25, settings=SEVERAL),
-    Entrant("duet", "README's snippet", "duet", 0.5, stops=False, settings=SEVERAL),
-    Entrant("duet_swap", "the two-name swap", "duet", 0.5, stops=False),
-    Entrant("duet_stop", "README's snippet with the stop string", "duet", 0.5, settings=SEVERAL),
-    Entrant("duet_stop_ungated", "that without the gate", "duet", 0.5, settings=SEVERAL | UNGATED),
-    Entrant("duet_quarter", "that with 2 rollouts, ungated", "duet", 0.25, settings=SEVERAL | UNGATED),
-    Entrant("duet_counts", "duet_stop with uneven counts", "duet", 0.5, settings=SEVERAL | {"allocate": True}),
-    Entrant("pilot", "two rollouts of twice as many prompts, then the rest", "pilot", 0.5, settings=SEVERAL, crowd=2),
-    Entrant("duet_far", "duet_stop, ten times the divergence", "duet", 0.5, settings=SEVERAL | {"desired_kl": 3e-2}),
-    Entrant("duet_tight", "README's snippet, poll and grace of one token", "duet", 0.5, stops=False, settings=TIGHT),
+    Entrant("duet", "the two-name swap, as in README", "duet", 0.5, stops=False),
+    Entrant(
+        "duet_tight", "that with a poll and a grace window of one token", "duet", 0.5, stops=False, settings=TIGHT
+    ),
+    Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
+    Entrant("duet_stop_ungated", "that without the gate", "duet", 0.5, settings=UNGATED),
+    Entrant("duet_quarter", "that with 2 rollouts", "duet", 0.25, settings=UNGATED),
+    Entrant("duet_counts", "duet_stop with uneven counts", "duet", 0.5, settings={"allocate": True}),
+    Entrant("duet_several", "duet_stop with several updates", "duet", 0.5, settings=SEVERAL),
+    Entrant("duet_far", "that at ten times the divergence", "duet", 0.5, settings=SEVERAL | {"desired_kl": 3e-2}),
+    Entrant("pilot", "two rollouts of twice as many prompts, then the rest", "pilot", 0.5, crowd=2),
     Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5, lean=False),
     Entrant("dapo", "DAPO's dynamic sampling", "dapo", settings={"epsilon_high": 0.28}),
     Entrant("greso", "GRESO's skipped prompts", "greso"),

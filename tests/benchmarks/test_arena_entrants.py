@@ -71,7 +71,7 @@ steps_per_generation use_cpu vllm_gpu_memory_utilization vllm_max_model_length
 
 
 def test_duet_is_the_snippet_of_the_readme(tmp_path: Path) -> None:
-    (code,) = re.findall(r"^```python\n(.*?updates=.*?)^```", README.read_text(), flags=re.M | re.S)
+    (code,) = re.findall(r"^```python\n(.*?output_dir=.*?)^```", README.read_text(), flags=re.M | re.S)
     calls = {ast.unparse(one.func): one for one in ast.walk(ast.parse(code)) if isinstance(one, ast.Call)}
     snippet = {word.arg: ast.literal_eval(word.value) for word in calls["DUETGRPOConfig"].keywords}
     shown = DUETGRPOConfig(**snippet | {"output_dir": str(tmp_path), "use_vllm": False, "use_cpu": True})
@@ -84,7 +84,7 @@ def test_duet_is_the_snippet_of_the_readme(tmp_path: Path) -> None:
 
 
 def test_the_two_name_swap_sets_no_option_of_ours() -> None:
-    swap = configuration(ENTRANTS["duet_swap"], MIXED, 1e-5, 0, 8)
+    swap = configuration(ENTRANTS["duet"], MIXED, 1e-5, 0, 8)
     ours = swap.keys() - {field.name for field in fields(GRPOConfig)}
     assert {name: swap[name] for name in ours} == {"method": "duet", "budget_fraction": 0.5, "marker": "math"}
 
