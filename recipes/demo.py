@@ -134,8 +134,8 @@ def train(key: str, args: argparse.Namespace, path: Path) -> None:
     path.write_text(json.dumps(ARMS[key]._asdict() | {"points": watch.points}))
 
 
-def table(runs: Mapping[str, dict[str, Any]]) -> str:
-    """The start and the end of each run in three rows, and what the two figures of a cell are."""
+def rows_of(runs: Mapping[str, dict[str, Any]]) -> list[list[str]]:
+    """Headers, then the start and the end of each run in three rows; cells of two figures have both servings."""
     columns = [next(iter(runs.values()))["points"][0], *(run["points"][-1] for run in runs.values())]
     shown = [
         [
@@ -145,7 +145,12 @@ def table(runs: Mapping[str, dict[str, Any]]) -> str:
         for what, way in (("last answer at T = 1", "sampled"), ("greedy", "greedy"))
     ]
     shown.append(["tokens generated", *(f"{point['tokens']:,}" for point in columns)])
-    headers = ["", "start", *(run["name"] for run in runs.values())]
+    return [["", "start", *(run["name"] for run in runs.values())], *shown]
+
+
+def table(runs: Mapping[str, dict[str, Any]]) -> str:
+    """`rows_of` and what the two figures of a cell are."""
+    headers, *shown = rows_of(runs)
     return f"{text_table(headers, shown)}\n\n{' / '.join(SERVINGS.values())}"
 
 

@@ -145,3 +145,15 @@ def test_both_runs_train_and_are_reported(tmp_path):
         assert last["seconds"] >= 5 and last["tokens"] > 0
     assert demo.table(found["runs"]) in done.stdout
     assert "served freely" in (tmp_path / "demo.svg").read_text()
+
+
+def test_readme_and_results_show_the_committed_run():
+    record = json.loads((ROOT / "benchmarks" / "results" / "demo_smollm2.json").read_text())
+    assert demo.sentence(record["runs"], record["seed"]) in (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "performance.md").read_text()
+    for row in demo.rows_of(record["runs"])[1:]:
+        assert f"| {' | '.join(row)} |" in page
+    assert record["settings"] == demo.SETTINGS
+    assert {name: run["settings"] for name, run in record["runs"].items()} == {
+        name: arm.settings for name, arm in demo.ARMS.items()
+    }
