@@ -80,8 +80,8 @@ def main() -> None:
         if not MODEL.is_dir():
             raise ValueError(f"there is no model in {MODEL}. {REMEDY}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    # Of the runs' processes; all cores train and generate.
-    os.environ |= {name: value for name, value in ENVIRONMENT.items() if name != "OMP_NUM_THREADS"} | os.environ
+    # Of the runs' processes. All cores train and generate; without a number vLLM would leave torch a single thread.
+    os.environ |= ENVIRONMENT | {"OMP_NUM_THREADS": str(os.cpu_count())} | os.environ
     runs = {}
     for key in [args.only] if args.only else ARMS:
         print(f"\n{ARMS[key].name}: {args.seconds:g} seconds of training", flush=True)
