@@ -74,10 +74,14 @@ class Watch(TrainerCallback):
         prompts = [problem.prompt for problem in self.problems]
         found = {}
         for name, count, temperature in (("sampled", SAMPLES, 1.0), ("greedy", 1, 0.0)):
-            # A seed for each problem: all runs are measured with the same luck.
+            # Seeds by problem: all runs are measured with the same luck. vLLM adds the sample's number to them.
             wanted = [
                 SamplingParams(
-                    n=count, temperature=temperature, max_tokens=MAX_COMPLETION_LENGTH, stop=stop, seed=number
+                    n=count,
+                    temperature=temperature,
+                    max_tokens=MAX_COMPLETION_LENGTH,
+                    stop=stop,
+                    seed=SAMPLES * number,
                 )
                 for number in range(len(prompts))
             ]

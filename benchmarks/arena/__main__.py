@@ -18,7 +18,7 @@ from pathlib import Path
 from .entrants import ENTRANTS
 from .profiles import PROFILES
 from .records import COMMITTED, CONFIRM, REPORT, STAGES, read
-from .schedule import PLAN, Asked, frozen, hours
+from .schedule import PLAN, Asked, Plan, frozen, hash_of, hours
 from .tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -76,8 +76,12 @@ def main() -> None:
         if args.plan:
             return
         plan = json.loads(PLAN.read_text()) if PLAN.exists() else {}
-        if args.profile == "full" and {REPORT, CONFIRM} & set(args.asked.stages) and _is_changed(PLAN):
-            sys.exit(f"{PLAN.name} is not committed. Commit it before the first reported run.")
+        if (
+            args.profile == "full"
+            and {REPORT, CONFIRM} & set(args.asked.stages)
+            and (problem := _unfit(plan, args.asked))
+        ):
+            sys.exit(problem)
         if args.profile != "full":
             plan = frozen(runs, args.asked)
         if run_all(args.asked, runs, plan, args.profile, args.records, args.minutes):
@@ -98,10 +102,20 @@ def main() -> None:
             sys.exit("\n".join(problems))
 
 
-def _is_changed(path: Path) -> bool:
-    command = ["git", "status", "--porcelain", "--", str(path)]
+def _unfit(plan: Plan, asked: Asked) -> str | None:
+    """Why a plan is not fit for the reported runs that are asked for."""
+    command = ["git", "status", "--porcelain", "--", str(PLAN)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.returncode == 0 and done.stdout.strip() != ""
+    if done.returncode == 0 and done.stdout.strip():
+        return f"{PLAN.name} is not committed. Commit it before the first reported run."
+    for task in asked.tasks:
+        for name in asked.entrants:
+            entry = plan.get(task, {}).get(name)
+            if entry is None:
+                return f"{PLAN.name} has no {name} on {task}. Tune it and `freeze`, or leave it out of --entrants."
+            if hash_of(task, name, entry["rate"], asked.profile) != entry["hash"]:
+                return f"{PLAN.name} has other settings of {name} on {task} than the code. `freeze` and commit."
+    return None
 
 
 if __name__ == "__main__":

@@ -50,11 +50,13 @@ class Contest:
         task (str): Its name.
         start (Run): The policy before training.
         runs (dict[str, dict[int, Run]]): By entrant, in the order of `ENTRANTS`, and seed; the reference is there.
+        has_start (bool): Whether the start was measured on the problems of these runs.
     """
 
     task: str
     start: Run
     runs: dict[str, dict[int, Run]]
+    has_start: bool = True
 
     @cached_property
     def serving(self) -> str:
@@ -127,8 +129,8 @@ class Contest:
         return Estimate(tuple(a - b for a, b in pairs)) if pairs else None
 
     def curve(self, run: Run, cost: str) -> tuple[np.ndarray, np.ndarray]:
-        """What had been spent, and accuracy, from the start on, on the problems that all measurements share."""
-        points = [self.start.measurements[0], *run.measurements]
+        """What had been spent, and accuracy, on the problems that all measurements share."""
+        points = [*([self.start.measurements[0]] if self.has_start else []), *run.measurements]
         servings = [point.servings[self.serving] for point in points]
         count = min(len(one.right) for one in servings)
         accuracy = [sum(one.right[:count]) / count / one.samples for one in servings]
@@ -166,7 +168,9 @@ def contests(runs: Sequence[Run], stage: str = REPORT) -> dict[str, Contest]:
             )
         own[run.seed] = run
     return {
-        task: Contest(task, starts[task], {name: entrants[name] for name in ENTRANTS if name in entrants})
+        task: Contest(
+            task, starts[task], {name: entrants[name] for name in ENTRANTS if name in entrants}, stage == REPORT
+        )
         for task, entrants in found.items()
         if REFERENCE in entrants
     }

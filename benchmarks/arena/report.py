@@ -191,8 +191,12 @@ def off_plan(runs: Sequence[Run], root: Path) -> list[str]:
             continue
         if hash_of(run.task, run.entrant, run.learning_rate, PROFILES["full"]) != run.plan:
             found.append(f"records: {name} ran with other settings than entrants.py and profiles.py have now")
+        if not (root / ".git").exists() or (root / ".git" / "shallow").exists():
+            continue  # no history to compare with
         committed = _committed(root, run.plan)
-        if committed is not None and committed > run.began:
+        if committed is None:
+            found.append(f"records: {name}: its plan was never committed")
+        elif committed > run.began:
             found.append(f"records: {name} began {run.began}, before its plan was committed ({committed})")
     for task, name in dict.fromkeys((run.task, run.entrant) for run in reported):
         if at_the_edge(runs, task, name):
@@ -201,9 +205,7 @@ def off_plan(runs: Sequence[Run], root: Path) -> list[str]:
 
 
 def _committed(root: Path, text: str) -> str | None:
-    """When a text entered the plan, UTC; None without the whole history."""
-    if (root / ".git" / "shallow").exists():
-        return None
+    """When a text entered the plan, UTC, by the author's date, which a rebase keeps; None: never."""
     command = ["git", "log", "--reverse", "--format=%ad", "--date=format-local:%Y-%m-%dT%H:%M:%S+00:00", f"-S{text}"]
     command += ["--", str(PLAN.relative_to(root))]
     environment = os.environ | {"TZ": "UTC"}

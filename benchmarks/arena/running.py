@@ -16,7 +16,7 @@ from .records import Run, append
 from .schedule import Asked, Cell, Plan, ready
 
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": str(os.cpu_count()),  # without a number vLLM would leave torch a single thread
+    "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),  # without a number vLLM would leave torch a single thread
     # vLLM would otherwise pin its threads to cores that training uses as well.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default reserves a share of the machine's memory

@@ -2,8 +2,8 @@
 """Which learning rate an entrant gets on a task: the best of the task's grid on the tuning split, with its own seed.
 
 The two rates in the middle are tried, and the next one on the side of the best until the best has both neighbours
-tried. A rate's figure is the accuracy by the last answer over all measurements of a run, served as the task is; of
-equal figures the lower rate is better. Whose rate adapts itself takes the reference's.
+tried. A rate's figure is the accuracy by the last answer at the end of a run, served as the task is; of equal figures
+the lower rate is better.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from .tasks import TASKS
 
 
 def accuracy(run: Run) -> float:
-    """Share of right samples over all measurements of a run."""
-    servings = [serving for one in run.measurements for serving in one.servings.values()]
-    return sum(sum(one.right) for one in servings) / sum(one.samples * len(one.right) for one in servings)
+    """Share of right samples at the end of a tuning run, which is served in one way."""
+    (one,) = run.measurements[-1].servings.values()
+    return sum(one.right) / (one.samples * len(one.right))
 
 
 def tried(runs: Sequence[Run], task: str, entrant: str) -> dict[float, float]:

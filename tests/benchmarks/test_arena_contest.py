@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.arena.contest import MARGIN, SECONDS, TOKENS, Contest, contests, pass_at
 from benchmarks.arena.entrants import REFERENCE
-from benchmarks.arena.records import STOPPED, Serving
+from benchmarks.arena.records import CONFIRM, REPORT, STOPPED, Serving
 from duet_trl.report.intervals import t_interval
 from tests.benchmarks.arena_runs import TASK, line, measured, run, start
 
@@ -106,3 +106,12 @@ def test_runs_that_do_not_go_together_are_errors() -> None:
     # Without the reference or the start a task is left out.
     assert contests([start(), run("duet")]) == contests([run()]) == contests([start(), run()], "confirm") == {}
     assert list(contest(run("duet"), run("grpo_8"), run()).runs) == [REFERENCE, "grpo_8", "duet"]
+
+
+def test_confirming_runs_begin_at_their_first_measurement() -> None:
+    """The start was measured on other problems."""
+    spent = {}
+    for stage in (REPORT, CONFIRM):
+        (found,) = contests([start(), replace(run(), stage=stage)], stage).values()
+        spent[stage], _ = found.curve(found.runs[REFERENCE][0], TOKENS)
+    assert spent[REPORT].tolist() == [0.0, *spent[CONFIRM]] and spent[CONFIRM][0] > 0
