@@ -33,15 +33,14 @@ def grouped(values: Mapping[str, Any]) -> dict[str, Any]:
     return rest | ({"method_kwargs": rest.get("method_kwargs", {}) | options} if options else {})
 
 
-def open_engine(path: Path, max_model_length: int, seed: int = 0) -> Any:
-    """vLLM (`vllm.LLM`) in this process for a tiny policy, in float32, with room for this many tokens."""
+def open_engine(path: Path, max_model_length: int, dtype: str = "float32") -> Any:
+    """vLLM (`vllm.LLM`) in this process for a small policy, with room for this many tokens."""
     from vllm import LLM
 
     return LLM(
         str(path),
-        dtype="float32",
+        dtype=dtype,
         max_model_len=max_model_length,
-        seed=seed,
         enforce_eager=True,
         gpu_memory_utilization=0.2,
         logprobs_mode="processed_logprobs",  # of the distribution that is sampled

@@ -68,6 +68,7 @@ def main() -> None:
     """Run, freeze or report."""
     args = arguments()
     runs = read(args.records)
+    plan = json.loads(PLAN.read_text()) if PLAN.exists() else {}
     if args.command == "run":
         from .running import run_all
 
@@ -75,7 +76,6 @@ def main() -> None:
         print(f"{count} runs to make, about {time:.1f} hours; records in {args.records}", flush=True)
         if args.plan:
             return
-        plan = json.loads(PLAN.read_text()) if PLAN.exists() else {}
         if (
             args.profile == "full"
             and {REPORT, CONFIRM} & set(args.asked.stages)
@@ -87,7 +87,6 @@ def main() -> None:
         if run_all(args.asked, runs, plan, args.profile, args.records, args.minutes):
             sys.exit(1)
     elif args.command == "freeze":
-        plan = json.loads(PLAN.read_text()) if PLAN.exists() else {}
         for task, own in frozen(runs, args.asked).items():
             plan[task] = plan.get(task, {}) | own
         PLAN.write_text(json.dumps(plan, indent=1) + "\n")

@@ -30,15 +30,15 @@ def run(cell: Cell, profile: Profile) -> Run:
 def untrained(cell: Cell, profile: Profile) -> tuple[list[Measurement], dict[str, Any]]:
     """The policy that every run of a task starts from."""
     from transformers import AutoTokenizer
-    from vllm import LLM
+
+    from benchmarks.common import open_engine
 
     from .mixed import REPORT
     from .tasks import TASKS
 
     task = TASKS[cell.task]
-    room = task.fields["vllm_max_model_length"]
     dtype = "bfloat16" if task.fields["bf16"] else "float32"
-    llm = LLM(str(task.model), dtype=dtype, max_model_len=room, enforce_eager=True, gpu_memory_utilization=0.2)
+    llm = open_engine(task.model, task.fields["vllm_max_model_length"], dtype)
     ruler = Ruler(llm, AutoTokenizer.from_pretrained(task.model), task, task.problems(REPORT))
     servings = {name: ruler.serve(name, size) for name, size in _servings(task, profile.start).items()}
     return [Measurement(0, 0, 0, 0.0, {}, servings)], {}

@@ -111,19 +111,16 @@ class Contest:
             found.append(_crossing(spent / total, isotonic_regression(accuracy).x, target))
         return found
 
-    def final(self, entrant: str, figure: str, serving: str | None = None) -> Estimate:
+    def final(self, entrant: str, figure: str) -> Estimate:
         """A figure of `outcome` at the end of each seed."""
         runs = self.runs[entrant].values()
-        return Estimate(tuple(outcome(run.measurements[-1].servings[serving or self.serving])[figure] for run in runs))
+        return Estimate(tuple(outcome(run.measurements[-1].servings[self.serving])[figure] for run in runs))
 
-    def final_lead(self, entrant: str, figure: str, serving: str | None = None) -> Estimate | None:
+    def final_lead(self, entrant: str, figure: str) -> Estimate | None:
         """A figure of `outcome` at the end, minus the reference's, by seed."""
         own, reference = self.runs[entrant], self.runs[REFERENCE]
         pairs = [
-            [
-                outcome(runs[seed].measurements[-1].servings[serving or self.serving])[figure]
-                for runs in (own, reference)
-            ]
+            [outcome(runs[seed].measurements[-1].servings[self.serving])[figure] for runs in (own, reference)]
             for seed in self.seeds(entrant)
         ]
         return Estimate(tuple(a - b for a, b in pairs)) if pairs else None
@@ -182,7 +179,7 @@ def outcome(serving: Serving) -> dict[str, float]:
     """
     right = np.array(serving.right)
     found = {
-        "accuracy": float(right.mean() / serving.samples),
+        "accuracy": serving.accuracy,
         "length": serving.length,
         "ended": serving.ended,
     }

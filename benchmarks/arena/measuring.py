@@ -187,5 +187,4 @@ class Watch(TrainerCallback):
         spent = (cost.batch, cost.generated_tokens, round(cost.trained_tokens), round(cost.seconds, 2), phases)
         self.measurements.append(Measurement(*spent, servings))
         for name, one in servings.items():
-            accuracy = sum(one.right) / one.samples / len(one.right)
-            print(f"     {name}: {accuracy:.3f}, {one.length:.1f} tokens, {one.ended:.0%} end", flush=True)
+            print(f"     {name}: {one.accuracy:.3f}, {one.length:.1f} tokens, {one.ended:.0%} end", flush=True)

@@ -38,6 +38,11 @@ class Serving:
     length: float
     ended: float
 
+    @property
+    def accuracy(self) -> float:
+        """Share of right samples (mean@k)."""
+        return sum(self.right) / (self.samples * len(self.right))
+
 
 @dataclass(frozen=True)
 class Measurement:

@@ -57,7 +57,7 @@ def run_all(asked: Asked, runs: list[Run], plan: Plan, profile: str, path: Path,
         append(path, run)
         runs.append(run)
         last = run.measurements[-1]
-        scores = ", ".join(f"{k} {sum(s.right) / s.samples / len(s.right):.3f}" for k, s in last.servings.items())
+        scores = ", ".join(f"{k} {s.accuracy:.3f}" for k, s in last.servings.items())
         print(f"{cell}: {scores}, {last.generated_tokens / 1e3:.1f}k tokens, {run.took:.0f} s", flush=True)
     return failed
 

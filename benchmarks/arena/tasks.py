@@ -66,9 +66,8 @@ def _tiny(name: str, task: Any, marker: str, pool: Callable[[], list[Any]]) -> T
         if split == POOL:
             drawn = pool()
         else:
-            taken = {
-                one.expression for one in task.sample_problems(HELD_OUT, 1000, 1)
-            }  # of other benchmarks and tests
+            elsewhere = task.sample_problems(HELD_OUT, 1000, 1)  # of other benchmarks and tests
+            taken = {one.expression for one in elsewhere}
             drawn = [one for one in task.sample_problems(HELD_OUT, 1500, 2) if one.expression not in taken]
             drawn = drawn[{REPORT: slice(300), TUNING: slice(300, 450), FRESH: slice(450, 750)}[split]]
         return tuple(Problem(one.messages, name, one.level, one.expression, str(one.answer).__eq__) for one in drawn)

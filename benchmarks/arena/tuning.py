@@ -16,7 +16,7 @@ from .tasks import TASKS
 def accuracy(run: Run) -> float:
     """Share of right samples at the end of a tuning run, which is served in one way."""
     (one,) = run.measurements[-1].servings.values()
-    return sum(one.right) / (one.samples * len(one.right))
+    return one.accuracy
 
 
 def tried(runs: Sequence[Run], task: str, entrant: str) -> dict[float, float]:
