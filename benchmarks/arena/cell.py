@@ -89,9 +89,9 @@ def _servings(task: Any, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limits(cell: Cell, profile: Profile) -> Limits:
-    shares = profile.shares[-2:] if cell.stage == TUNE else profile.shares
+    shares = profile.shares[-1:] if cell.stage == TUNE else profile.shares
     if cell.tokens:
-        return Limits(shares, None, cell.tokens, cell.seconds, profile.patience)
+        return Limits(shares, None, cell.tokens, cell.seconds, 1.0 if cell.stage == TUNE else profile.patience)
     return Limits(shares, profile.tuning_batches if cell.stage == TUNE else profile.batches)
 
 

@@ -57,6 +57,8 @@ REFERENCE = "grpo_8_stop"
 _ALL = (
     Entrant(REFERENCE, "GRPO, 8 rollouts, stop string", "grpo"),
     Entrant("grpo_8", "the same without the stop string", "grpo", stops=False),
+    Entrant("grpo_4", "GRPO, 4 rollouts", "grpo", 0.5),
+    Entrant("grpo_2", "GRPO, 2 rollouts", "grpo", 0.25),
     Entrant("grpo_8_several", "GRPO, 8 rollouts, several updates", "grpo", settings=SEVERAL),
     Entrant("grpo_4_several", "GRPO, 4 rollouts, several updates", "grpo", 0.5, settings=SEVERAL),
     Entrant("grpo_2_several", "GRPO, 2 rollouts, several updates", "grpo", 0.25, settings=SEVERAL),

@@ -33,9 +33,9 @@ class Profile:
         batches (int): Of a reported run of the reference.
         shares (tuple[float, ...]): Of tokens and of seconds, at which every run is measured; the last is 1, where it
             ends.
-        patience (float): A run ends at this share of seconds even if it has tokens left.
+        patience (float): A run ends at this share of seconds even if it has tokens left; a tuning run at 1.
         way (Size): Measured at these shares, served with the stop string.
-        tuning (Size): Measured at the end of a tuning run, and at the last share but one.
+        tuning (Size): Measured at the end of a tuning run.
         whole (dict[str, Size]): Measured at the end, by serving.
         start (dict[str, Size]): Measured before training.
         seeds (tuple[int, ...]): Of reported runs.
@@ -59,10 +59,10 @@ PROFILES = {
     "full": Profile(
         prompts=8,
         tuning_batches=32,
-        batches=48,
-        shares=(0.25, 0.375, 0.5, 0.75, 1.0),
-        patience=1.5,
-        way=Size(300, 2),
+        batches=40,
+        shares=(0.25, 0.375, 0.5, 1.0),
+        patience=1.25,
+        way=Size(150, 4),
         tuning=Size(150, 8),
         whole={STOPPED: Size(300, 8, True), FREE: Size(150, 1, True)},
         start={STOPPED: Size(300, 16, True), FREE: Size(150, 2, True)},

@@ -55,7 +55,7 @@ def _pretrained(name: str, model: str) -> Task:
         "model_init_kwargs": {"dtype": "float32"},
         "bf16": True,
         "vllm_max_model_length": 256,
-        "per_device_train_batch_size": 32,
+        "per_device_train_batch_size": 64,
     }
     return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, (1e-5, 3e-5, 1e-4, 3e-4), fields)
 

@@ -112,7 +112,9 @@ def test_the_reference_ends_by_batches() -> None:
     limits = _limits(Cell(TASK, REFERENCE, REPORT, 1e-5, 0), replace(FULL, shares=(0.25, 0.5, 1.0), batches=8))
     assert [limits.passed(batch, 10**9, 1e9) for batch in (1, 2, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, 3]
     assert [limits.ends(batch, 10**9, 1e9) for batch in (7, 8)] == [False, True]
-    assert _limits(Cell(TASK, REFERENCE, TUNE, 1e-5, 0), FULL) == Limits(FULL.shares[-2:], FULL.tuning_batches)
+    assert _limits(Cell(TASK, REFERENCE, TUNE, 1e-5, 0), FULL) == Limits((1.0,), FULL.tuning_batches)
+    tuned = _limits(Cell(TASK, "duet", TUNE, 1e-5, 0, 1000, 100.0), FULL)
+    assert [tuned.ends(9, 10, seconds) for seconds in (99.9, 100.0)] == [False, True]
 
 
 def test_others_end_when_they_spent_tokens_and_seconds_or_patience_ends() -> None:
