@@ -190,7 +190,8 @@ class DUETGRPOConfig(GRPOConfig):
     )
     old_logps: str | None = config_field(
         "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', from a forward pass over "
-        "the batch (as in TRL), or 'engine', from vLLM's sampling, without that pass. None: 'trainer'.",
+        "the batch (as in TRL; none where the batch gets one update), or 'engine', from vLLM's sampling, without that "
+        "pass. None: 'trainer'.",
         rule=one_of("trainer", "engine"),
         acts=Acts(
             lambda v: (

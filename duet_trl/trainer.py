@@ -37,6 +37,7 @@ from .seams.embeddings import embedder
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generation
 from .seams.hub import PAPER, extend_card, pushing
+from .seams.old_logps import OldLogps
 from .seams.overlap import Overlap
 from .seams.prompt_sharing import prompt_sharing
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
@@ -124,6 +125,7 @@ class DUETGRPOTrainer(GRPOTrainer):
             self.several = SeveralUpdates(self)
             self.add_callback(self.several)
         self.overlap = Overlap(self) if args.overlap else None
+        self.old_logps = OldLogps(self)
         self.sharing = None if self._own_rules else prompt_sharing(self)
         self.watch = metrics.RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()
@@ -233,13 +235,10 @@ class DUETGRPOTrainer(GRPOTrainer):
             step, self.exchange, process, self.eos_token_ids[0], mask_truncated
         )
         known = {"num_generations": 1, "_generate": lambda _: generated, "_calculate_rewards": lambda *_: rewards}
-        if self.args.old_logps == "engine":
-            logps = train_rows.sampled_logps(generated[4], self.pad_to_multiple_of).to(self.accelerator.device)
-            score = self._get_per_token_logps_and_entropies
-            known["_get_per_token_logps_and_entropies"] = train_rows.first_known(logps, score)
         step.seconds["overhead"] += time.perf_counter() - started
-        with train_rows.standing_in(self, **known):
+        with train_rows.standing_in(self, **known, **self.old_logps.stand_ins(generated[4])):
             output = super()._generate_and_score_completions(inputs)
+        self.old_logps.put_off(output)
         train_rows.weigh(step, output, process)
         if self.aux_loss_enabled:
             train_rows.hide_padding(output, self.args.steps_per_generation)
@@ -265,7 +264,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         def scored(*args: Any, **kwargs: Any) -> tuple:
             output = score(*args, **kwargs)
             seen.append(output[0].detach())
-            # TRL reads the advantages next.
+            # TRL reads weights and advantages next.
+            self.old_logps.weigh(weighted, seen[0])
             train_rows.multiply_tokens(self.method, weighted, seen[0], output[1].detach(), scale)
             return output
 
@@ -282,6 +282,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         if "old_per_token_logps" not in inputs and position < spg:
             step.capture(inputs, seen[0])
             if position == spg - 1:
+                self.old_logps.log()
                 self._finish(step)
         return loss
 
@@ -348,8 +349,7 @@ class DUETGRPOTrainer(GRPOTrainer):
             self.checkpoints.restore(Path(checkpoint), self._sampler)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # transformers checks only after a step whether the run has ended: resumed from its last checkpoint, it would
-        # train one more.
+        # transformers checks only after a step: a run resumed from its last checkpoint would train one more.
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:

@@ -6,8 +6,7 @@ its tokens (`bnpo`). Here rollouts leave the batch, others pad it, and rows are 
 scaled by TRL's divisor over its share of the right one: all rollouts that count (N_t of Eq. 6), or all their tokens.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -21,26 +20,6 @@ from ..exchange import PADDING_ROW, Exchange, pack
 from ..methods.grouping import spread_within
 from ..methods.method import Method, TokenBatch
 from ..rollouts import LocalRollout, StepRecord
-
-
-def sampled_logps(logprobs: list | None, multiple: int | None) -> torch.Tensor:
-    """Log-probs that the tokens of each row were drawn with, padded as TRL pads completions, shape (B, C).
-
-    `multiple` is TRL's `pad_to_multiple_of`; nan is one that is not known. ValueError if the engine gave none.
-    """
-    if logprobs is None:
-        raise ValueError(
-            "old_logps='engine' needs an engine that returns the log-probs of its tokens, and this one returned "
-            "none. Use old_logps='trainer'"
-        )
-    rows = [torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float32) for row in logprobs]
-    return pad(rows, 0.0, padding_side="right", pad_to_multiple_of=multiple)
-
-
-def first_known(logps: torch.Tensor, score: Callable[..., tuple]) -> Callable[..., tuple]:
-    """A scorer of rows, the first of them the policy's, known already; a reference model comes later."""
-    known = [logps]
-    return lambda *args, **kwargs: (known.pop(), None, None) if known else score(*args, **kwargs)
 
 
 def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:

@@ -4,14 +4,13 @@
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl.gate.replay import Outcome, Replay
 from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts, StepRecord
-from duet_trl.seams.train_rows import count_tokens, sampled_logps, trim_columns
+from duet_trl.seams.train_rows import count_tokens, trim_columns
 
 rows = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=5)
 
@@ -60,16 +59,6 @@ def test_a_chunk_of_padding_rows_keeps_one_column():
     full = chunk([(1, 1)], 3, 3)
     full["completion_mask"].zero_()
     assert trim_columns(full, None)["completion_ids"].shape == (1, 1)
-
-
-def test_the_log_probs_that_tokens_were_drawn_with_are_padded_like_completions():
-    for multiple, width in ((None, 3), (4, 4)):
-        found = sampled_logps([[-0.5, None, -2.0], [-1.0]], multiple)
-        assert found.shape == (2, width) and found.dtype == torch.float32
-        assert found[0, [0, 2]].tolist() == [-0.5, -2.0] and found[0, 1].isnan()
-        assert found[1].tolist() == [-1.0] + [0.0] * (width - 1)
-    with pytest.raises(ValueError, match="an engine that returns the log-probs .* Use old_logps='trainer'"):
-        sampled_logps(None, None)
 
 
 def test_an_end_is_taught_after_good_rollouts_that_a_stop_string_or_the_trim_ended():
