@@ -116,12 +116,20 @@ def _tuning(runs: Sequence[Run], task: str) -> Table:
     rates = sorted({run.learning_rate for run in runs})
     rows = []
     for name in (name for name in ENTRANTS if any(run.entrant == name for run in runs)):
-        own = {run.learning_rate: f"{accuracy(run):.3f}" for run in runs if run.entrant == name}
+        own = {run.learning_rate: _tuned(run) for run in runs if run.entrant == name}
         chosen = choose(runs, task, name)
         rows.append([name, *(own.get(rate, "-") for rate in rates), "-" if chosen is None else f"{chosen:g}"])
     return Table(
-        f"{task}: accuracy on the tuning split by learning rate", ["", *map("{:g}".format, rates), "chosen"], rows
+        f"{task}: accuracy (pass@8) on the tuning split by learning rate",
+        ["", *map("{:g}".format, rates), "chosen"],
+        rows,
     )
+
+
+def _tuned(run: Run) -> str:
+    (one,) = run.measurements[-1].servings.values()
+    found = outcome(one)
+    return f"{accuracy(run):.3f}" + (f" ({found['pass_8']:.2f})" if "pass_8" in found else "")
 
 
 def _main(contest: Contest) -> Table:

@@ -140,12 +140,12 @@ def test_documents_are_written_and_then_agree(tmp_path: Path) -> None:
     assert problems(write=True) == []
     text = path.read_text()
     assert "**<!-- arena: value mixed_135m duet_stop accuracy -->0.680<!-- end -->**." in text
-    assert "| grpo_8_stop | 0.450 | 0.500 | 0.400 | 3e-05 |\n\n<!-- end -->\n\nThe end.\n" in text
+    assert "| grpo_8_stop | 0.450 (1.00) | 0.500 (1.00) | 0.400 (1.00) | 3e-05 |\n\n<!-- end -->\n\nThe end.\n" in text
     assert (tmp_path / "docs" / "assets" / f"{TASK}.svg").stat().st_size > 10_000
-    path.write_text(text.replace("-->0.680<", "-->0.681<").replace("| 0.450 |", "| 0.550 |"))
+    path.write_text(text.replace("-->0.680<", "-->0.681<").replace("| 0.450 (", "| 0.550 ("))
     value, row = problems(write=False)
     assert value == f"docs/page.md:3: value {TASK} duet_stop accuracy: quoted '0.681', computed '0.680'"
-    assert row.startswith(f"docs/page.md:9: tuning {TASK}: quoted '| grpo_8_stop | 0.550 |")
+    assert row.startswith(f"docs/page.md:9: tuning {TASK}: quoted '| grpo_8_stop | 0.550 (")
 
 
 @pytest.mark.parametrize(
