@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import write_result
-from benchmarks.gpu import Step, run_all
+from benchmarks.gpu import Step, all_steps, run_all
 from tests.processes import ROOT, fresh
 
 COMMON = {"device": "a machine", "seed": 0}
@@ -62,6 +62,10 @@ def test_steps_of_several_commands_are_kept_only_if_nothing_else_differs(folder)
     assert list(written(folder)["steps"]) == ["third"]
 
 
+def test_all_steps_take_less_than_ten_minutes():
+    assert sum(step.seconds for step in all_steps(ROOT, 0, quick=False)) < 600
+
+
 def test_the_kernel_is_measured_before_anything_but_torch_and_triton_is_installed():
     code = "import sys; sys.path.insert(0, 'benchmarks'); import benchmarks.gpu, gpu_gate; print(sorted(sys.modules))"
     done = fresh(["-c", code])
@@ -79,7 +83,7 @@ def test_a_cpu_runs_all_but_the_kernel(tiny_path, folder):
     done = fresh(command, cwd=folder.parents[1], env=environment, timeout=3300)
     assert done.returncode == 0, done.stdout + done.stderr + (folder / "gpu.json").read_text()
     steps = written(folder)["steps"]
-    assert list(steps) == ["gate_kernel", "swap_duet", "swap_grpo", "divergence"]
+    assert list(steps) == ["gate_kernel", "swap_duet", "swap_grpo", "mixed_135m", "divergence"]
     assert steps["gate_kernel"]["status"] == "skipped" and "There is no GPU" in steps["gate_kernel"]["why"]
     for name in ("swap_duet", "swap_grpo"):
         figures = steps[name]["result"]
@@ -91,4 +95,15 @@ def test_a_cpu_runs_all_but_the_kernel(tiny_path, folder):
     assert gate["gate_share"] == 1 - gate["step_ms"] / gate["gated_step_ms"]
     # Half of the rollouts, which the gate may stop before the 16 tokens at which the others are cut.
     assert steps["swap_duet"]["result"]["batches"][0]["tokens"] <= 8 * 16
+    mixed = steps["mixed_135m"]["result"]
+    assert steps["mixed_135m"]["status"] == "done" and all(mixed["targets_met"].values())
+    assert list(mixed["methods"]) == ["grpo_8_stop", "duet_stop"]
+    for figures in mixed["methods"].values():
+        assert figures["batch"] == len(figures["curves"]["reward"]) == 1
+        assert figures["tokens_per_second"] == figures["generated_tokens"] / figures["phases"]["generate"] > 0
+        assert 0 < sum(figures["phases"].values()) < figures["seconds"]
+        assert figures["after"].keys() == mixed["before"].keys()
+    # Two prompts, eight rollouts of each or half of them, cut at 48 tokens.
+    assert mixed["methods"]["grpo_8_stop"]["generated_tokens"] <= 2 * 8 * 48
+    assert mixed["methods"]["duet_stop"]["generated_tokens"] <= 2 * 4 * 48
     assert {row["policy"] for row in steps["divergence"]["result"]["rows"]} == {"two_ways"}
