@@ -20,7 +20,7 @@ from .field_types import (
     one_of,
     read_json,
     read_options,
-    refuse_unknown,
+    refuse_misplaced,
     settled,
 )
 from .gate.markers import get_marker
@@ -251,7 +251,7 @@ class DUETGRPOConfig(GRPOConfig):
 
     def __new__(cls, *args: Any, **given: Any) -> "DUETGRPOConfig":
         """Refuse unexpected keywords before dataclasses do, where the replacement is known."""
-        refuse_unknown(given, cls, {name: entry.options for name, entry in METHODS.items()})
+        refuse_misplaced(given, cls, {name: entry.options for name, entry in METHODS.items()})
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

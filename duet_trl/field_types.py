@@ -153,8 +153,6 @@ def settled(options: Options, config: Any) -> Options:
 
 
 def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
-    if name in EARLIER:
-        return f"method_kwargs no longer has {name!r}. {EARLIER[name]} (CHANGELOG.md)."
     if not known:
         return f"method={method!r} takes no method_kwargs, got {name}={value!r}. Remove it."
     near = difflib.get_close_matches(str(name), known, 1)
@@ -162,30 +160,9 @@ def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
     return f"method_kwargs has no {name!r} (value {value!r}) under method={method!r}.{hint} It takes {sorted(known)}."
 
 
-_CONSTANTS = (
-    ("allocation_solver", "answer_memory", "marker_window", "price_aborted", "reward_decay", "stratification_floor")
-    + ("surrogate_floor", "surrogate_floor_quantile", "surrogate_reprobe", "surrogate_shrinkage", "surrogate_unseen")
-    + ("threshold_weighting",)
-)
-EARLIER = {
-    "preset": "It is `method`",
-    "abort_rule": "method='duet' aborts by price, method='paper' by length",
-    "abort_answer_quantile": "method='duet' aborts by price, which needs none",
-    "abort_answer_slack": "method='duet' aborts by price, which needs none",
-    "advantage_baseline": "method='duet' uses the baseline of least noise, method='paper' the group's",
-    "allocation_objective": "method='duet' plans for mixed groups, method='paper' by Theorem 1",
-    "small_advantages": "Rollouts below advantage_cutoff are dropped",
-    "grad_norm_quantile": "Use updates='several', which bounds a step by desired_kl",
-    "ema_decay": "Use updates='several', which bounds a step by desired_kl",
-} | dict.fromkeys(_CONSTANTS, "It is a constant of the method")
-"""Fields and options of earlier versions, and what replaces them."""
-
-
-def refuse_unknown(given: Iterable[str], owner: Any, options: Mapping[str, type[Options]]) -> None:
-    """Raise ValueError for a field that an earlier version had, or that is an option of some methods."""
+def refuse_misplaced(given: Iterable[str], owner: Any, options: Mapping[str, type[Options]]) -> None:
+    """Raise ValueError for a name among the fields that is an option of some methods."""
     for name in set(given) - {one.name for one in fields(owner)}:
-        if name in EARLIER:
-            raise ValueError(f"{name} is no longer a field. {EARLIER[name]} (CHANGELOG.md).")
         if takers := [method for method, kind in options.items() if name in declarations(kind)]:
             raise ValueError(f"{name} is an option of {takers}. Write method_kwargs={{{name!r}: ...}}.")
 

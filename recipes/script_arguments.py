@@ -18,7 +18,7 @@ from trl import ModelConfig, TrlParser
 
 from duet_trl import DUETGRPOConfig
 from duet_trl.config import DECLARED
-from duet_trl.field_types import refuse_unknown
+from duet_trl.field_types import refuse_misplaced
 from duet_trl.methods import METHODS
 
 GROUPS = {
@@ -111,7 +111,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[ScriptArguments, DUETGRPOC
     for place, unknown in (("the command line", of_line), ("the file of --config", of_file)):
         if unknown:
             name = unknown[0].removeprefix("--")
-            refuse_unknown([name], DUETGRPOConfig, {method: entry.options for method, entry in METHODS.items()})
+            refuse_misplaced([name], DUETGRPOConfig, {method: entry.options for method, entry in METHODS.items()})
             near = difflib.get_close_matches(name, [one.name for kind in KINDS for one in fields(kind)], 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{place} has {unknown[0]!r}, which is not an option.{hint} --help_all lists them all.")

@@ -13,7 +13,7 @@ from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.allocate.allocators import MixedAllocator, NeymanAllocator
 from duet_trl.config import defaults_of
-from duet_trl.field_types import EARLIER, Follows
+from duet_trl.field_types import Follows
 from duet_trl.gate.thresholds import LengthThresholds, PricedThresholds
 from duet_trl.methods import METHODS, build_method, setting_of
 from duet_trl.methods.duet import DuetOptions
@@ -284,27 +284,6 @@ def test_a_value_that_cannot_work_is_refused_with_a_remedy(tmp_path, overrides, 
 def test_options_that_cannot_be_read_are_refused_with_what_can(tmp_path, method, kwargs, message):
     with pytest.raises(ValueError, match=message):
         DUETGRPOConfig(str(tmp_path), method=method, method_kwargs=kwargs, **FIXED)
-
-
-EARLIER_NAMES = [
-    ("preset", "preset is no longer a field. It is `method`"),
-    ("abort_rule", "method='duet' aborts by price, method='paper' by length"),
-    ("ema_decay", "Use updates='several'"),
-    ("reward_decay", "It is a constant of the method"),
-]
-
-
-@pytest.mark.parametrize(("name", "message"), EARLIER_NAMES)
-def test_a_name_of_an_earlier_version_is_refused_with_what_stands_in_its_place(tmp_path, name, message):
-    with pytest.raises(ValueError, match=message):
-        DUETGRPOConfig(str(tmp_path), **FIXED, **{name: 1})
-    with pytest.raises(ValueError, match=f"no longer has '{name}'"):
-        DUETGRPOConfig(str(tmp_path), method_kwargs={name: 1}, **FIXED)
-
-
-def test_no_name_of_an_earlier_version_is_in_use():
-    options = {one.name for entry in METHODS.values() for one in fields(entry.options)}
-    assert not EARLIER.keys() & (options | {one.name for one in fields(DUETGRPOConfig)})
 
 
 def test_an_option_that_is_given_as_a_field_is_refused_with_its_place(tmp_path):

@@ -227,7 +227,6 @@ def test_help_all_shows_every_option(capsys):
         (("--config", "{folder}/broken.yaml"), "broken.yaml is not YAML: mapping values are not allowed here"),
         (("--config", "{folder}/list.yaml"), "list.yaml must hold fields and their values, got list"),
         (("--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
-        (("--preset", "paper"), "preset is no longer a field. It is `method`"),
         (("--prompt_candidates", "3"), "prompt_candidates is an option of .'duet'.. Write method_kwargs="),
         (("stray",), "the command line has 'stray', which is not an option"),
         (("--keep_probability", "2"), r"keep_probability must be in \(0, 1\].* got 2.0"),
