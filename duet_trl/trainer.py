@@ -37,7 +37,7 @@ from .seams.embeddings import embedder
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generation
 from .seams.hub import PAPER, extend_card, pushing
-from .seams.old_logps import OldLogps
+from .seams.old_logps import old_logps
 from .seams.overlap import Overlap
 from .seams.prompt_sharing import prompt_sharing
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
@@ -125,7 +125,7 @@ class DUETGRPOTrainer(GRPOTrainer):
             self.several = SeveralUpdates(self)
             self.add_callback(self.several)
         self.overlap = Overlap(self) if args.overlap else None
-        self.old_logps = OldLogps(self)
+        self.old_logps = old_logps(self)
         self.sharing = None if self._own_rules else prompt_sharing(self)
         self.watch = metrics.RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()

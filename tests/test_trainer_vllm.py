@@ -40,7 +40,9 @@ trainer = duet_trainer(
     model, output_dir, use_vllm=True, vllm_mode="colocate", rewards=rewards, **{"max_steps": 5, **overrides}
 )
 if scored_before:
-    trainer.old_logps.late = False
+    from duet_trl.seams.train_rows import TrlsLogps
+
+    trainer.old_logps = TrlsLogps()
 forwards = []
 trainer.model.register_forward_hook(lambda *_: forwards.append(torch.is_grad_enabled()))
 trainer.train()

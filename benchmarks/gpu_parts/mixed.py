@@ -147,7 +147,7 @@ def train(task: Task, name: str, plan: Plan, seed: int, payload: dict[str, Any])
 
 
 def line_ends(tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> list[str]:
-    """Tokens that write a stop string of one character: as many as fit into a gate beside the EOS."""
+    """Tokens that write a stop string of one character: as many as a gate holds together with the EOS."""
     written = [text or b"" for text in vocabulary_bytes(tokenizer)]
     found = [number for number, text in enumerate(written) if any(one.encode() in text for one in stop)]
     return tokenizer.convert_ids_to_tokens(found[: MAX_EOS_IDS - 1])

@@ -14,36 +14,45 @@ import torch
 from trl.trainer.utils import nanmax, nanmin, pad
 
 from ..rollouts import policy_mask
+from .train_rows import TrlsLogps
 
 OLD, WEIGHT, SAMPLED = "old_per_token_logps", "importance_sampling_ratio", "sampling_per_token_logps"
 _METRICS = "sampling/sampling_logp_difference/", "sampling/importance_sampling_ratio/"
 
 
-class OldLogps:
-    """Stands in for TRL's pass over a batch in `trainer`, whose arguments are settled."""
+def old_logps(trainer: Any) -> TrlsLogps:
+    """Where the log-probs before the updates of `trainer` come from; its arguments are settled."""
+    args = trainer.args
+    if args.old_logps == "engine":
+        return EngineLogps(trainer)
+    one_update = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
+    corrected = args.use_vllm and args.vllm_importance_sampling_correction
+    # With overlap the next rollouts are planned before the update, by a method that has seen this batch.
+    return LateLogps(trainer) if corrected and one_update and not (args.overlap or trainer.several) else TrlsLogps()
+
+
+class EngineLogps(TrlsLogps):
+    """Those that vLLM sampled with."""
 
     def __init__(self, trainer: Any) -> None:
-        args = trainer.args
-        one_update = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
-        corrected = args.use_vllm and args.vllm_importance_sampling_correction
         self.trainer = trainer
-        self.sampled = args.old_logps == "engine"
-        # With overlap the next rollouts are planned before the update, by a method that has seen this batch.
-        self.late = corrected and one_update and not (self.sampled or args.overlap or trainer.several)
-        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []  # distances and weights of each micro-batch
 
     def stand_ins(self, logprobs: list | None) -> dict[str, Any]:
-        """What replaces TRL's scoring of a batch, from the log-probs of its rows under the engine."""
-        if not self.sampled and (not self.late or logprobs is None):
-            return {}
+        """As `TrlsLogps`. ValueError if the engine gave none."""
         trainer = self.trainer
         known = sampled_logps(logprobs, trainer.pad_to_multiple_of).to(trainer.accelerator.device)
         return {"_get_per_token_logps_and_entropies": first_known(known, trainer._get_per_token_logps_and_entropies)}
 
+
+class LateLogps(EngineLogps):
+    """Those of the training pass. In TRL's scoring those of the engine stand in for them: every weight is 1 there."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []  # distances and weights of each micro-batch
+
     def put_off(self, batch: dict[str, torch.Tensor]) -> None:
-        """Take out of TRL's batch, and out of its metrics, what the training pass will know; in place."""
-        if not self.late or SAMPLED not in batch:
-            return
+        """As `TrlsLogps`."""
         del batch[OLD], batch[WEIGHT]
         logged = self.trainer._metrics["train"]
         for name in [name for name in logged if name.startswith(_METRICS)]:
@@ -52,9 +61,7 @@ class OldLogps:
                 del logged[name]
 
     def weigh(self, batch: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
-        """Put TRL's importance weights into a micro-batch, in place, from its log-probs now, shape (B, C), nats."""
-        if not self.late or SAMPLED not in batch:
-            return
+        """As `TrlsLogps`."""
         args, mask = self.trainer.args, policy_mask(batch)
         difference = torch.nan_to_num((logps - batch[SAMPLED]) * mask, nan=0.0)  # not known: weight 1
         by_sequence = args.vllm_importance_sampling_mode.startswith("sequence")
@@ -70,7 +77,7 @@ class OldLogps:
         self._seen.append((difference.abs()[known], weight.flatten() if by_sequence else weight[mask.bool()]))
 
     def log(self) -> None:
-        """Give TRL its metrics of the weights of a batch, after its last micro-batch; over all processes."""
+        """As `TrlsLogps`."""
         seen, self._seen = self._seen, []
         if not seen:
             return

@@ -22,6 +22,23 @@ from ..methods.method import Method, TokenBatch
 from ..rollouts import LocalRollout, StepRecord
 
 
+class TrlsLogps:
+    """Log-probs before the updates of a batch as TRL computes them, where it needs any; `old_logps.py` has others."""
+
+    def stand_ins(self, logprobs: list | None) -> dict[str, Any]:
+        """What replaces TRL's scoring of a batch, from the log-probs of its rows under the engine."""
+        return {}
+
+    def put_off(self, batch: dict[str, torch.Tensor]) -> None:
+        """Take out of TRL's batch, and out of its metrics, what the training pass will know; in place."""
+
+    def weigh(self, batch: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
+        """Put TRL's importance weights into a micro-batch, in place, from its log-probs now, shape (B, C), nats."""
+
+    def log(self) -> None:
+        """Give TRL its metrics of the weights of a batch, after its last micro-batch; over all processes."""
+
+
 def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     """Whether rows stay where GRPOTrainer has them.
 

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from duet_trl.seams.old_logps import OLD, SAMPLED, WEIGHT, OldLogps, sampled_logps
+from duet_trl.seams.old_logps import OLD, SAMPLED, WEIGHT, EngineLogps, LateLogps, old_logps, sampled_logps
+from duet_trl.seams.train_rows import TrlsLogps
 
 CLIPS = {"vllm_importance_sampling_clip_min": 0.6, "vllm_importance_sampling_clip_max": 1.5}
 
 
-def old_logps(**overrides) -> OldLogps:
+def chosen(**overrides) -> TrlsLogps:
     """Of a trainer on one process; one update of each batch, corrected for what vLLM sampled with."""
     arguments = {
         "use_vllm": True,
@@ -33,7 +34,7 @@ def old_logps(**overrides) -> OldLogps:
         args=SimpleNamespace(**arguments), accelerator=accelerator, several=None, pad_to_multiple_of=None
     )
     trainer._metrics, trainer._get_per_token_logps_and_entropies = metrics, None
-    return OldLogps(trainer)
+    return old_logps(trainer)
 
 
 def micro_batch() -> dict[str, torch.Tensor]:
@@ -60,20 +61,20 @@ NOW = torch.log(torch.tensor([[0.5, 0.8, 0.1, 0.25], [0.4, 0.5, 0.3, 0.3]]))
     ],
 )
 def test_weights_are_ratios_to_what_was_sampled_within_their_bounds(mode, weights):
-    late, batch = old_logps(vllm_importance_sampling_mode=mode), micro_batch()
+    late, batch = chosen(vllm_importance_sampling_mode=mode), micro_batch()
     late.weigh(batch, NOW)
     assert torch.allclose(batch[WEIGHT], torch.tensor(weights))
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("sequence_truncate", 0.9), ("sequence_mask", 0.0)])
 def test_weights_of_sequences_outside_are_cut_or_dropped(mode, expected):
-    late, batch = old_logps(vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_min=0.9), micro_batch()
+    late, batch = chosen(vllm_importance_sampling_mode=mode, vllm_importance_sampling_clip_min=0.9), micro_batch()
     late.weigh(batch, NOW)
     assert batch[WEIGHT].flatten().tolist() == pytest.approx([expected, expected])
 
 
 def test_metrics_are_over_the_tokens_of_all_micro_batches_that_the_engine_reported():
-    late = old_logps()
+    late = chosen()
     for _ in range(2):
         late.weigh(micro_batch(), NOW)
     late.log()
@@ -92,27 +93,27 @@ def test_metrics_are_over_the_tokens_of_all_micro_batches_that_the_engine_report
 
 
 @pytest.mark.parametrize(
-    ("overrides", "late", "stands_in"),
+    ("overrides", "kind"),
     [
-        ({}, True, True),
-        ({"gradient_accumulation_steps": 4}, True, True),  # two batches for one update
-        ({"steps_per_generation": 4}, False, False),  # two updates of one batch
-        ({"num_iterations": 2}, False, False),
-        ({"overlap": True}, False, False),
-        ({"vllm_importance_sampling_correction": False}, False, False),
-        ({"use_vllm": False}, False, False),
-        ({"old_logps": "engine"}, False, True),
-        ({"old_logps": "engine", "num_iterations": 2}, False, True),
+        ({}, LateLogps),
+        ({"gradient_accumulation_steps": 4}, LateLogps),  # two batches for one update
+        ({"steps_per_generation": 4}, TrlsLogps),  # two updates of one batch
+        ({"num_iterations": 2}, TrlsLogps),
+        ({"overlap": True}, TrlsLogps),
+        ({"vllm_importance_sampling_correction": False}, TrlsLogps),
+        ({"use_vllm": False}, TrlsLogps),
+        ({"old_logps": "engine"}, EngineLogps),
+        ({"old_logps": "engine", "num_iterations": 2}, EngineLogps),
     ],
 )
-def test_trls_pass_stays_where_the_training_pass_comes_too_late(overrides, late, stands_in):
-    found = old_logps(**overrides)
-    assert found.late == late
-    assert bool(found.stand_ins([[-0.5], [-1.0]])) == stands_in
+def test_trls_pass_stays_where_the_training_pass_comes_too_late(overrides, kind):
+    found = chosen(**overrides)
+    assert type(found) is kind
+    assert bool(found.stand_ins([[-0.5], [-1.0]])) == (kind is not TrlsLogps)
 
 
 def test_what_the_training_pass_will_know_leaves_trls_batch_and_metrics():
-    late, batch = old_logps(), micro_batch() | {OLD: NOW, WEIGHT: NOW}
+    late, batch = chosen(), micro_batch() | {OLD: NOW, WEIGHT: NOW}
     late.trainer._metrics["train"] |= {
         "sampling/importance_sampling_ratio/mean": [0.9, 1.0],  # of an earlier batch of the update, and of this one
         "sampling/sampling_logp_difference/max": [0.0],
