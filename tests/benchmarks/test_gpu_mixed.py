@@ -33,6 +33,7 @@ def test_lines_of_smollm2_end_at_a_token_of_blanks_only():
     assert tokenizer("\\boxed{42}\n").input_ids == answer + end
     ends = line_ends(tokenizer, LINE)
     assert len(ends) == 31 and tokenizer.convert_tokens_to_ids(ends[:1]) == end
+    assert {"\u010a\u010a\u010a", "\u0120\u010a", "\u010a\u0120"} < {*ends}
     assert not "".join(tokenizer.convert_tokens_to_string([token]) for token in ends).strip()
 
 
