@@ -47,7 +47,7 @@ class Step:
 
     Attributes:
         name (str): In `--steps` and in the file.
-        command (Sequence[str]): Fails if one of its own targets is missed.
+        command (Sequence[str]): Exits non-zero when a target is missed.
         seconds (float): After which it is killed.
         result (str | None): Name under which it writes figures below outputs/bench, as it goes or at its end.
         cuda (str | None): Why it is skipped without a GPU; None: it runs on a CPU too.

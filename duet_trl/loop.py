@@ -31,7 +31,7 @@ MAX_ROUNDS = 64
 
 
 class Host(Protocol):
-    """What the loop needs from a trainer. All processes make each call, each with the same number of its own rows."""
+    """What the loop needs from a trainer. Every process makes every call, with equally many rows."""
 
     reward_weights: torch.Tensor
 

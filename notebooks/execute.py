@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Execute the notebooks from top to bottom, each in a kernel and a folder of its own.
+"""Execute each notebook from top to bottom, in a separate kernel and folder.
 
     python notebooks/execute.py                    all of them, on a CPU, without the Hub
     python notebooks/execute.py 01 03              some of them

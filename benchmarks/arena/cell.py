@@ -89,10 +89,11 @@ def _servings(task: Any, sizes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limits(cell: Cell, profile: Profile) -> Limits:
-    shares = profile.shares[-1:] if cell.stage == TUNE else profile.shares
+    if cell.stage == TUNE:
+        profile = replace(profile, shares=profile.shares[-1:], patience=1.0, batches=profile.tuning_batches)
     if cell.tokens:
-        return Limits(shares, None, cell.tokens, cell.seconds, 1.0 if cell.stage == TUNE else profile.patience)
-    return Limits(shares, profile.tuning_batches if cell.stage == TUNE else profile.batches)
+        return Limits(profile.shares, None, cell.tokens, cell.seconds, profile.patience)
+    return Limits(profile.shares, profile.batches)
 
 
 def leave_out_idle(method: Any) -> None:

@@ -20,7 +20,7 @@ from .quotes import differences, documents, rewritten
 from .records import CONFIRM, REPORT, START, STOPPED, TUNE, Run
 from .schedule import PLAN, hash_of
 from .targets import TARGETS, signed, verdicts
-from .tuning import accuracy, at_the_edge, choose
+from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
 FIGURE = Path("docs/assets")
@@ -129,7 +129,7 @@ def _tuning(runs: Sequence[Run], task: str) -> Table:
 def _tuned(run: Run) -> str:
     (one,) = run.measurements[-1].servings.values()
     found = outcome(one)
-    return f"{accuracy(run):.3f}" + (f" ({found['pass_8']:.2f})" if "pass_8" in found else "")
+    return f"{found['accuracy']:.3f}" + (f" ({found['pass_8']:.2f})" if "pass_8" in found else "")
 
 
 def _main(contest: Contest) -> Table:
