@@ -10,6 +10,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import random
 import runpy
 import socket
 import subprocess
@@ -154,9 +155,14 @@ def _child(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port to listen on, also again later: below those that the system gives to connections, which would take it."""
+    while True:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port := random.SystemRandom().randrange(10_000, 32_768)))
+            except OSError:  # somebody listens there
+                continue
+            return port
 
 
 def python_command(processes: int) -> list[str]:

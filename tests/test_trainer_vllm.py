@@ -62,6 +62,8 @@ report["with_the"], report["end_at_the"] = (
     [sum(test(ids) for ids in kind) for kind in (rollouts, free)]
     for test in (lambda ids: the in ids, lambda ids: the in ids and ids.index(the) == len(ids) - 1)
 )
+twice = trainer.vllm_generation.llm.generate([{"prompt_token_ids": [7] * 70}] * 2, use_tqdm=False)
+report["computed"] = [70 - output.num_cached_tokens for output in twice]
 (output_dir / "report.json").write_text(json.dumps(report))
 """
 
@@ -90,6 +92,7 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
     assert [len(row) for row in report["samples"]] == [3, 3]
     assert all(row[0] == row[1] == row[2] for row in report["samples"])  # greedy
     assert max(len(ids) for row in report["samples"] for ids in row) <= 10
+    assert report["computed"] == [70, 6]  # a short prompt is shared; vLLM's blocks on a CPU have 128 tokens
 
 
 @pytest.mark.vllm

@@ -6,7 +6,7 @@ r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under
 2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
    marker, at K2 + G, where continuing earns less per token than another rollout would. A coin keeps a few of those.
 3. **Update.** Aborted rollouts are failures, and nothing is weighted: the gradient is in expectation that of a policy
-   that is cut at K2 + G. The baseline is the one of least noise, over the prompt's history.
+   that is cut at K2 + G. The baseline remembers the prompt's earlier rewards.
 4. **Observe.** Lengths, rewards, answer times, and the price of a token.
 
 `paper.py` is Algorithm 1 as printed, docs/fidelity.md lists the differences.
@@ -26,7 +26,7 @@ from ..field_types import Acts, Follows, config_field
 from ..gate.replay import propensity
 from ..gate.thresholds import PricedThresholds
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, history_advantages
+from ..update.baseline import MeasuredWeights, history_advantages
 from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, refuse_lone_rollouts
 from .grouping import group_relative, visit_metrics
 from .method import Setting
@@ -77,10 +77,8 @@ class Duet(Gated):
         self.num_candidates = config.num_candidates
         decay = self.allocator.statistics.reward_decay
         self.visits = Visits(decay) if self.num_candidates > config.num_prompts else None
-        remembers = remembers_rewards(config)
-        self.weights = MeasuredWeights() if remembers else None
-        self.noise_ratio = NoiseRatio() if remembers else None
-        learned = {"visits": self.visits, "weights": self.weights, "noise_ratio": self.noise_ratio}
+        self.weights = MeasuredWeights() if remembers_rewards(config) else None
+        learned = {"visits": self.visits, "weights": self.weights}
         self.parts |= {name: part for name, part in learned.items() if part is not None}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
@@ -104,20 +102,16 @@ class Duet(Gated):
         keys, group = self.learn(done, judgement)
         self._metrics |= self._visit_metrics(done) | {"surcharge": 1.0}  # nothing is masked, so nothing is reweighted
         statistics, scored = self.allocator.statistics, done.scored
-        if statistics.rewards_differ:  # a single reward value does not define success
+        if self.visits is not None and statistics.rewards_differ:  # a single reward value does not define success
             shares = statistics.success_share(done.rewards[scored])
-            if self.visits is not None:
-                self.visits.observe(keys, group[scored], shares, done.prompts.step)
-            if self.noise_ratio is not None:
-                self.noise_ratio.observe(shares, sum_logps[scored])
+            self.visits.observe(keys, group[scored], shares, done.prompts.step)
 
     def metrics(self) -> dict[str, float]:
         """Budget, thresholds, what the abort cost in the last step, and the baseline of the next one."""
         if self.weights is None:
             return super().metrics()
         pool, history = self.weights.best
-        baseline = {"baseline_pool": pool, "baseline_history": history, "noise_ratio": self.noise_ratio.value}
-        return super().metrics() | baseline
+        return super().metrics() | {"baseline_pool": pool, "baseline_history": history}
 
     def _visit_metrics(self, done: Rollouts) -> dict[str, float]:
         if self.visits is None:
@@ -147,16 +141,13 @@ class Duet(Gated):
         if self.weights is None:
             advantages = group_relative(done, self.setting)
             return advantages, np.abs(advantages)
-        statistics = self.allocator.statistics
-        differ, history, weights = statistics.rewards_differ, self._history(done), self.weights.best
-        lower = LeastNoise(self.noise_ratio.value, *statistics.reward_range) if differ else None
-        of = (done.rewards, done.prompt, history)
-        distances = history_advantages(*of, "none", weights, lower)
+        statistics, of = self.allocator.statistics, (done.rewards, done.prompt, self._history(done))
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
-        scaled = history_advantages(*of, self.setting.scale_rewards, weights, lower)
+        scaled = history_advantages(*of, self.setting.scale_rewards, self.weights.best)
         advantages = scaled.astype(np.float32).astype(np.float64)
-        if lower is None:  # nothing is known yet that could be small
+        if not statistics.rewards_differ:  # nothing is known yet that could be small
             return advantages, np.where(advantages != 0, np.inf, 0.0)
+        distances = history_advantages(*of, "none", self.weights.best)
         gaps = statistics.reward_gaps(np.where(done.scored, done.rewards, 0.0))
         with np.errstate(divide="ignore"):
             return advantages, np.where(advantages != 0, np.abs(distances) / gaps, 0.0)

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 from duet_trl.allocate.statistics import RewardHistory
 from duet_trl.update.advantages import EPSILON
 from duet_trl.update.baseline import (
-    BOUNDS,
     MEMORY,
     WEIGHTS,
-    LeastNoise,
     MeasuredWeights,
-    NoiseRatio,
     Weights,
     history_advantages,
 )
@@ -131,61 +128,6 @@ def test_the_best_weights_have_the_least_discounted_squared_error():
 def test_a_foreign_state_is_an_error():
     with pytest.raises(ValueError, match="3 errors, expected 28"):
         MeasuredWeights().load_state_dict({"errors": [1.0, 2.0, 3.0]})
-    with pytest.raises(ValueError, match=r"shape \(3,\), expected \(2, 2\)"):
-        NoiseRatio().load_state_dict({"sums": [1.0, 2.0, 3.0]})
-
-
-# ---- Of least noise ---------------------------------------------------------------------------------------------
-
-
-def test_the_baseline_of_two_outcomes_weighs_failures_by_the_ratio():
-    # Means of the others: (3 + 0.5 + 0) / 5 = 0.7 and 0.9. Of rewards 0 and 1: 0.7 / (0.7 + 4 * 0.3) and 0.9 / 1.3.
-    found = history_advantages(
-        np.array([1.0, 0.0]),
-        np.array([0, 0]),
-        history((3, 1, 1), pool=(0.5, 0.5)),
-        "none",
-        least_noise=LeastNoise(4.0, 0.0, 1.0),
-    )
-    np.testing.assert_allclose(found, [1 - 0.7 / 1.9, -0.9 / 1.3])
-
-
-@given(
-    st.lists(st.floats(0, 1), min_size=2, max_size=8),
-    st.floats(0.01, 100),
-    st.floats(-3, 3),
-    st.floats(0.1, 9),
-)
-def test_the_baseline_is_the_mean_weighted_by_a_line_from_failure_to_success(shares, ratio, low, span):
-    rewards = low + span * np.array(shares)
-    weight = ratio * (1.0 - np.array(shares)) + np.array(shares)
-    found = LeastNoise(ratio, low, low + span).baseline(rewards.mean(), (rewards**2).mean())
-    assert found == pytest.approx(weight @ rewards / weight.sum(), rel=1e-6, abs=1e-6)
-    mean = LeastNoise(1.0, low, low + span).baseline(rewards.mean(), (rewards**2).mean())
-    assert mean == pytest.approx(rewards.mean(), rel=1e-6, abs=1e-6)
-    assert (found - mean) * (ratio - 1.0) <= 1e-6
-
-
-def test_a_history_beyond_the_known_rewards_is_taken_for_the_nearer_end():
-    found = LeastNoise(4.0, 0.0, 1.0).baseline(np.array([-2.0, 3.0]), np.array([4.0, 9.0]))
-    assert found.tolist() == [0.0, 1.0]
-
-
-def test_the_ratio_is_that_of_mean_surprisals_and_recent_steps_count_more():
-    unit = NoiseRatio()
-    assert unit.value == 1.0
-    unit.observe(np.array([0.0, 0.2]), np.array([-6.0, -10.0]))
-    assert unit.value == 1.0  # no success yet
-    unit.observe(np.array([1.0, 0.9, 0.0, 1.0]), np.array([-1.0, -3.0, -20.0, NAN]))
-    # Failures: 16 nats of two rollouts, a step old, and 20 of one. Successes: 4 of two; one was not in a pass.
-    assert unit.value == pytest.approx((MEMORY * 16 + 20) / (MEMORY * 2 + 1) / 2)
-
-
-def test_the_ratio_stays_within_bounds_when_the_policy_is_certain():
-    for failures, ratio in ((-5.0, BOUNDS[1]), (-1e-9, BOUNDS[0])):
-        unit = NoiseRatio()
-        unit.observe(np.array([0.0, 1.0]), np.array([failures, 0.0 if failures == -5.0 else -1.0]))
-        assert unit.value == ratio
 
 
 # ---- Against the gradient ---------------------------------------------------------------------------------------
@@ -209,32 +151,15 @@ def outcomes(num_rollouts: int) -> tuple[np.ndarray, np.ndarray]:
     return actions, POLICY[actions].prod(axis=1)
 
 
-@pytest.mark.parametrize("ratio", [None, 0.1, 6.0])
 @pytest.mark.parametrize("seen", [NOTHING, RIGHT, WRONG, POOL_ONLY], ids=["nothing", "right", "wrong", "pool-only"])
 @pytest.mark.parametrize("num_rollouts", [1, 2, 4])
-def test_the_expected_update_is_the_gradient_whatever_is_remembered_and_weighed(num_rollouts, seen, ratio):
+def test_the_expected_update_is_the_gradient_whatever_is_remembered(num_rollouts, seen):
     if num_rollouts == 1 and seen is NOTHING:
         return  # there is nothing to compare it with
     actions, probability = outcomes(num_rollouts)
-    lower = None if ratio is None else LeastNoise(ratio, 0.0, 2.5)
     group = np.zeros(num_rollouts, dtype=int)
-    found = [
-        history_advantages(ACTION_REWARDS[drawn], group, seen, "none", least_noise=lower) @ SCORE[drawn]
-        for drawn in actions
-    ]
+    found = [history_advantages(ACTION_REWARDS[drawn], group, seen, "none") @ SCORE[drawn] for drawn in actions]
     np.testing.assert_allclose(probability @ np.array(found), num_rollouts * GRADIENT, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [3, 40])
-def test_no_other_baseline_has_less_noise_where_squared_gradients_follow_the_reward(size):
-    # Squared gradients of any kind, those of a reward of 0 `ratio` times as long on average as those of 1.
-    random = np.random.default_rng(size)
-    rewards = np.array([0.0, 1.0, *random.random(size - 2)])
-    squares = 7.0 * (5.0 * (1.0 - rewards) + rewards)
-    found = LeastNoise(5.0, 0.0, 1.0).baseline(rewards.mean(), (rewards**2).mean())
-    noise = [float(squares @ (rewards - b) ** 2) for b in (found, *np.linspace(0.0, 1.0, 1001))]
-    assert noise[0] == pytest.approx(min(noise[1:]), rel=1e-4)
-    assert noise[0] < 0.97 * squares @ (rewards - rewards.mean()) ** 2
 
 
 @pytest.mark.parametrize("num_rollouts", [2, 3, 4])
