@@ -102,7 +102,7 @@ def main() -> None:
 def parse(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=270, help="of training, for each run")
+    parser.add_argument("--seconds", type=float, default=200, help="of training, for each run")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the sums and of sampling")
     parser.add_argument("--problems", type=int, default=64, help="held-out sums, four samples each")
     parser.add_argument("--only", choices=tuple(ARMS), help="make this run alone")

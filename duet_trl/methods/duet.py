@@ -23,7 +23,7 @@ from ..allocate.allocators import MixedAllocator, UniformAllocator
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
 from ..field_types import Acts, Follows, config_field
-from ..gate.replay import propensity
+from ..gate.replay import keep_coins, propensity
 from ..gate.thresholds import PricedThresholds
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
 from ..update.baseline import MeasuredWeights, history_advantages
@@ -84,6 +84,11 @@ class Duet(Gated):
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """One round: which prompts are visited, counts, the gate of the step, a coin for each rollout."""
         return self.planned(prompts, self._chosen(prompts)) if done is None else []
+
+    def coins(self, step: int, keys: list[str]) -> np.ndarray:
+        """One for all: a step takes as long as its longest rollout, so those that are kept share their steps."""
+        (coin,) = keep_coins(self.setting.seed, step, [""], np.zeros(1, dtype=np.int64), self.keep_probability)
+        return np.full(len(keys), coin)
 
     def judge(self, done: Rollouts) -> Judgement:
         """Advantages over all rollouts; those that are nearly at their baseline get no forward pass."""

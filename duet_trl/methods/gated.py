@@ -66,9 +66,13 @@ class Gated(Method):
         allocation = self.allocator.plan([keys[q] for q in visited], prompts.epoch)
         group = np.repeat(visited, allocation.num_rollouts)
         gate = self.spec() if self.gated else None
-        self.keep_probability, keys = self.thresholds.keep_probability, [keys[q] for q in group]
-        keep = keep_coins(self.setting.seed, prompts.step, keys, occurrence(keys), self.keep_probability)
+        self.keep_probability = self.thresholds.keep_probability
+        keep = self.coins(prompts.step, [keys[q] for q in group])
         return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
+
+    def coins(self, step: int, keys: list[str]) -> np.ndarray:
+        """Of the rollouts of a step, given the key of each one's prompt, shape (N,), bool: one for each."""
+        return keep_coins(self.setting.seed, step, keys, occurrence(keys), self.keep_probability)
 
     def spec(self) -> GateSpec:
         """The gate with its current thresholds."""

@@ -98,8 +98,8 @@ class ColocatedBackend(Backend):
                 # trainer multiplies: where only one side rounds to bfloat16, they drift apart as weights move.
                 dtype = torch.bfloat16 if trainer.args.bf16 else trainer.model.dtype
                 options |= {"dtype": str(dtype).removeprefix("torch."), "enforce_eager": True}
-                # Rollouts share the full blocks of their prompt. The default there, 128 tokens, leaves nothing to share
-                # of a short one; this is the smallest that vLLM's CPU backend has.
+                # Rollouts share the full blocks of their prompt. The default there, 128 tokens, leaves nothing of a
+                # short one to share; this is the smallest that vLLM's CPU backend has.
                 options |= {"block_size": 32}
             return original(*args, **{**options, **kwargs})
 

@@ -27,6 +27,8 @@ WEIGHTS = tuple(itertools.starmap(Weights, itertools.product(_POOL, _HISTORY)))
 """Those that `MeasuredWeights` compares."""
 MEMORY = 0.9
 """Factor on the measurements of a step from one step to the next."""
+
+
 def history_advantages(
     rewards: np.ndarray,
     group: np.ndarray,

@@ -181,6 +181,16 @@ def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
     np.testing.assert_allclose(judgement.propensity, coin)
 
 
+def test_the_rollouts_of_a_step_share_their_coin_so_that_few_steps_wait_for_a_long_one(tmp_path):
+    unit, literal = duet(tmp_path), duet(tmp_path, **PAPER, keep_probability=0.5)
+    coins = np.array([[job.keep for job in unit.jobs(prompts(KEYS[:8], step), None)] for step in range(400)])
+    assert unit.keep_probability == 0.5
+    assert (coins == coins[:, :1]).all()
+    assert abs(coins[:, 0].sum() - 200) < 4 * 10  # standard deviations
+    alone = np.array([job.keep for job in literal.jobs(prompts(KEYS[:8], 1), None)])
+    assert alone.any() and not alone.all()
+
+
 def test_over_the_group_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
     unit = duet(tmp_path, multi_objective_aggregation="normalize_then_sum", advantage_cutoff=0.9)
     of = prompts(KEYS[:8])
