@@ -91,16 +91,6 @@ class Contest:
             return None
         return Estimate(tuple(own - other for own, other in pairs))
 
-    def to_end(self, entrant: str, cost: str, share: float) -> Estimate | None:
-        """Accuracy at a share of the reference's cost, minus the reference's at its end, by seed."""
-        pairs = [
-            (self.accuracy(entrant, seed, cost, share), self.accuracy(REFERENCE, seed, cost, 1.0))
-            for seed in self.seeds(entrant)
-        ]
-        if not pairs or any(own is None for own, _ in pairs):
-            return None
-        return Estimate(tuple(own - end for own, end in pairs))
-
     def reached(self, entrant: str, cost: str) -> list[float | None]:
         """For each seed what it took to reach the seed's target, as a share of the reference's total; None: never."""
         found = []

@@ -50,7 +50,6 @@ class Entrant:
 
 
 SEVERAL = {"updates": "several"}
-TIGHT = {"poll_interval": 1, "grace_window": 1}
 UNGATED = {"trim": False, "abort": False}
 REFERENCE = "grpo_8_stop"
 """GRPO at full budget with the stop string: the others are compared with it at equal tokens and at equal seconds."""
@@ -63,9 +62,6 @@ _ALL = (
     Entrant("grpo_4_several", "GRPO, 4 rollouts, several updates", "grpo", 0.5, settings=SEVERAL),
     Entrant("grpo_2_several", "GRPO, 2 rollouts, several updates", "grpo", 0.25, settings=SEVERAL),
     Entrant("duet", "the two-name swap, as in README", "duet", 0.5, stops=False),
-    Entrant(
-        "duet_tight", "that with a poll and a grace window of one token", "duet", 0.5, stops=False, settings=TIGHT
-    ),
     Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
     Entrant("duet_stop_ungated", "that without the gate", "duet", 0.5, settings=UNGATED),
     Entrant("duet_quarter", "that with 2 rollouts", "duet", 0.25, settings=UNGATED),

@@ -46,10 +46,6 @@ def test_a_lead_is_paired_by_the_seeds_that_all_have() -> None:
     assert (lead.mean, *lead.interval) == pytest.approx((sum(lead.values) / 2, *t_interval(lead.values)))
     assert found.lead("duet", "pilot", TOKENS, 0.5) is None  # seed 0 of pilot spent 19,200 of 24,000
     assert contest(reference[0], duet[0], pilot[1]).lead("duet", "pilot", TOKENS, 0.25) is None
-    # Minus the end of the reference: 24,000 and 19,200 tokens are 48 and 38.4 batches of duet.
-    assert found.to_end("duet", TOKENS, 0.5).values == pytest.approx((0.0, -0.04, -0.04), abs=EXACT)
-    assert found.to_end(REFERENCE, TOKENS, 1.0).values == (0.0, 0.0, 0.0)
-    assert found.to_end("pilot", TOKENS, 1.0) is None
 
 
 def test_what_it_took_is_a_share_by_seed_and_may_be_never() -> None:

@@ -22,7 +22,7 @@ from tests.benchmarks.arena_runs import TASK, line, run, start, tuning_run
 
 def records() -> list[Run]:
     """Two seeds of the reference and duet_stop, one of pilot; one of each that confirms; a start alone."""
-    runs = [start(), start("two_ways"), tuning_run(3e-5, 0.5), tuning_run(1e-4, 0.4), tuning_run(1e-5, 0.45)]
+    runs = [start(), start("two_ways"), tuning_run(3e-5, 0.5), tuning_run(6e-5, 0.4), tuning_run(1.5e-5, 0.45)]
     costs = {"tokens": 500.0, "seconds": 1.0, "batches": (12, 24, 36, 48, 96)}
     for seed in (0, 1):
         runs += [run(seed=seed, greedy=0.6), run("duet_stop", line(0.54), seed, greedy=0.61 + 0.01 * seed, **costs)]
@@ -74,7 +74,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     path, runs, plan = tmp_path / "plan.json", [], {}
     for name in (REFERENCE, "duet_stop"):
         plan[name] = {"rate": 3e-5, "hash": hash_of(TASK, name, 3e-5, PROFILES["full"])}
-        runs += [tuning_run(rate, value, name) for rate, value in ((1e-5, 0.4), (3e-5, 0.5), (1e-4, 0.4))]
+        runs += [tuning_run(rate, value, name) for rate, value in ((1.5e-5, 0.4), (3e-5, 0.5), (6e-5, 0.4))]
         runs.append(run(name, plan=plan[name]["hash"], began="2026-01-02T00:00:00+00:00"))
     path.write_text(json.dumps({TASK: plan}))
     monkeypatch.setattr(report, "PLAN", path)
