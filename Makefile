@@ -81,7 +81,7 @@ $(STAMP): $(INPUTS)
 	fi
 	@echo "==> installed in $(VENV): $$(cat $(STAMP))"
 
-demo: install ## GRPO with a stop string against DUET for equal seconds: SmolLM2-135M on sums, fifteen minutes
+demo: install ## GRPO with a stop string against DUET for equal seconds: SmolLM2-135M on sums, twelve minutes
 	$(PY) recipes/pretrained_models.py smollm2_135m
 	$(PY) recipes/demo.py $(ARGS)
 
