@@ -8,7 +8,7 @@ recorded as that, with what it had measured by then and the last lines it printe
     gate_kernel   gpu_gate.py: the gate's kernel against its oracle (CUDA only)
     swap_duet     gpu_parts/swap.py: the two-name swap on SmolLM2 in bf16, and what the gate adds to a decode step
     swap_grpo     the same script with method="grpo"
-    mixed_135m    gpu_parts/mixed.py: GRPO with a stop string against `duet` on a task of the arena, for equal seconds
+    mixed_135m    gpu_parts/pretrained.py: GRPO with a stop string against `duet` on a task of the arena, equal seconds
     divergence    divergence.py: the divergence that several updates follow against the true one, on SmolLM2
 
 Nothing of it needs a network, vLLM or a configuration of accelerate. The model is made by `make models`. Several
@@ -67,7 +67,7 @@ def all_steps(model: Path, seed: int, quick: bool) -> list[Step]:
         return [sys.executable, str(ROOT / "benchmarks" / name), "--check", "--seed", str(seed), *arguments]
 
     swap = ["gpu_parts/swap.py", "--model", str(model), *["--quick"] * quick, "--method"]
-    mixed = ["gpu_parts/mixed.py", "--model", str(model), *["--quick"] * quick]
+    pretrained = ["gpu_parts/pretrained.py", "--model", str(model), *["--quick"] * quick]
     smaller = ["--policies", *(["two_ways", "--sizes", "100"] if quick else ["smollm2_135m"])]
     return [
         Step(
@@ -79,7 +79,7 @@ def all_steps(model: Path, seed: int, quick: bool) -> list[Step]:
         ),
         Step("swap_duet", script(*swap, "duet"), 95, "gpu_swap_duet"),
         Step("swap_grpo", script(*swap, "grpo"), 75, "gpu_swap_grpo"),
-        Step("mixed_135m", script(*mixed), 270, "gpu_mixed_135m"),
+        Step("mixed_135m", script(*pretrained), 270, "gpu_mixed_135m"),
         Step("divergence", script("divergence.py", *smaller), 65, "divergence"),
     ]
 

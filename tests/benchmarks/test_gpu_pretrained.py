@@ -12,8 +12,8 @@ from benchmarks.arena.problem import ArenaReward, Problem
 from benchmarks.arena.profiles import Size
 from benchmarks.arena.records import STOPPED
 from benchmarks.arena.tasks import LINE, TASKS
-from benchmarks.gpu_parts import mixed
-from benchmarks.gpu_parts.mixed import COMPARED, HELD_OUT, EngineRuler, Plan, is_sound, line_ends, shares
+from benchmarks.gpu_parts import pretrained
+from benchmarks.gpu_parts.pretrained import COMPARED, HELD_OUT, EngineRuler, Plan, is_sound, line_ends, shares
 from tests.tiny import tiny_tokenizer
 
 TASK = TASKS["mixed_135m"]
@@ -77,10 +77,10 @@ def test_both_train_on_the_same_problems_in_the_same_order(tiny_path, tmp_path, 
             return super().__call__(completions, index, **columns)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(mixed, "ArenaReward", Recorded)
+    monkeypatch.setattr(pretrained, "ArenaReward", Recorded)
     payload, plan = {"methods": {}}, Plan(2, Limits((), batches=3), Size(2, 1, True))
     for name in COMPARED:
-        mixed.train(replace(TASK, model=tiny_path), name, plan, 0, payload)
+        pretrained.train(replace(TASK, model=tiny_path), name, plan, 0, payload)
         figures = payload["methods"][name]
         assert figures["batch"] == 3 and is_sound(figures)
         assert figures["after"].keys() == payload["before"].keys()
