@@ -108,8 +108,8 @@ def test_a_run_off_the_plan_is_named(planned: list[Run], tmp_path: Path, change:
 
 
 def test_settings_that_changed_since_and_rates_at_an_edge_are_named(planned, tmp_path: Path, monkeypatch) -> None:
-    lowest = [one for one in planned if one.learning_rate != 1e-5] + [
-        tuning_run(1e-5, 0.6, name) for name in (REFERENCE, "duet_stop")
+    lowest = [one for one in planned if one.learning_rate != 1.5e-5] + [
+        tuning_run(1.5e-5, 0.6, name) for name in (REFERENCE, "duet_stop")
     ]
     found = off_plan(lowest, tmp_path)
     assert len(found) == 2 and all(one.endswith("the chosen rate is at an edge of its grid") for one in found)
