@@ -6,7 +6,6 @@ The groups live as long as the module; a watchdog kills them where a step does n
 
 import multiprocessing
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,6 +26,7 @@ from duet_trl.loop import Loop
 from duet_trl.methods.method import Method
 from duet_trl.rollouts import Job, Judgement, LocalRollout, Prompt, Prompts, Query, Rollouts, StepRecord
 from duet_trl.seams import train_rows
+from tests.processes import free_port
 
 PATIENCE = 60.0
 """Seconds after which a step of a few milliseconds hangs."""
@@ -199,9 +199,7 @@ class Group:
         self.size = size
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.test_collectives"])
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.pipes, self.processes = [], []
         for rank in range(size):
             pipe, other = context.Pipe()

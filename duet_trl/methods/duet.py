@@ -87,8 +87,8 @@ class Duet(Gated):
 
     def coins(self, step: int, keys: list[str]) -> np.ndarray:
         """One for all: a step takes as long as its longest rollout, so those that are kept share their steps."""
-        (coin,) = keep_coins(self.setting.seed, step, [""], np.zeros(1, dtype=np.int64), self.keep_probability)
-        return np.full(len(keys), coin)
+        same = [""] * len(keys), np.zeros(len(keys), dtype=np.int64)
+        return keep_coins(self.setting.seed, step, *same, self.keep_probability)
 
     def judge(self, done: Rollouts) -> Judgement:
         """Advantages over all rollouts; those that are nearly at their baseline get no forward pass."""
