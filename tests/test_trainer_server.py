@@ -22,7 +22,8 @@ pytestmark = pytest.mark.vllm
 
 PROMPT = list(b"Say 1 ")
 
-ALL_FATES = {"per_device_train_batch_size": 16, "aborts_early": {"cold": (0.1, 0.7)}}
+# The coin of the first step keeps what the gate would abort, that of the second does not.
+ALL_FATES = {"per_device_train_batch_size": 16, "aborts_early": {"cold": (0.1, 0.7), "refit_every": 10}}
 """About 57 rollouts a step that are polled early, so that two steps without a trimmed or an aborted one are rare."""
 
 

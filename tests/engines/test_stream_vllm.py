@@ -142,7 +142,8 @@ def trainer_on(process: ServerProcess, model: Path, output_dir: Path, monkeypatc
 
 
 def test_training_samples_from_the_weights_that_the_last_step_left(plain, tiny_path, tmp_path, monkeypatch):
-    fates = {"per_device_train_batch_size": 16, "aborts_early": {"cold": (0.1, 0.7)}}
+    # The coin of the first step keeps what the gate would abort, that of the second does not.
+    fates = {"per_device_train_batch_size": 16, "aborts_early": {"cold": (0.1, 0.7), "refit_every": 10}}
     trainer = trainer_on(plain, tiny_path, tmp_path, monkeypatch, max_steps=2, learning_rate=1e-2, **fates)
     trainer.train()
     differences = logged(trainer, "sampling/sampling_logp_difference/max")

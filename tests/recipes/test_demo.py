@@ -43,7 +43,7 @@ RUNS = {
 
 def test_defaults_are_those_of_make_demo():
     args = demo.parse([])
-    assert (args.seconds, args.seed, args.problems, args.only) == (270, 0, 64, None)
+    assert (args.seconds, args.seed, args.problems, args.only) == (200, 0, 64, None)
     assert demo.parse(["--only", "duet", "--seconds", "5"]).only == "duet"
 
 
