@@ -90,7 +90,8 @@ def scripted(processes: int, folder: Path, sharded: bool = False, **more) -> lis
     """What each process of scripted_run.py saw; its weights lie as they were asked to."""
     folder.mkdir()
     options = {"max_steps": 3, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4 // processes}
-    options |= more
+    # Of this seed's three coins the last one alone keeps what the gate would abort.
+    options |= {"seed": 6, **more}
     arguments = [str(TESTS / "scripted_run.py"), str(folder), json.dumps(options)]
     environment = process_environment() | (fsdp_environment() if sharded else {})
     done = forked(arguments, env=environment, processes=processes, timeout=1400)
