@@ -345,15 +345,11 @@ class DUETGRPOConfig(GRPOConfig):
         return self.trim or self.abort
 
     @property
-    def parts_on(self) -> bool:
-        """Whether counts, stops, the budget or the visited prompts differ from those of plain GRPO."""
-        parts = self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
-        return parts or self.num_candidates > self.num_prompts
-
-    @property
     def duet_active(self) -> bool:
-        """Whether anything differs from plain GRPO."""
-        return self.parts_on or self.method not in ("duet", "paper", "grpo")
+        """Whether counts, stops, the budget, the visited prompts or the method differ from plain GRPO."""
+        parts = self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
+        other = self.method not in ("duet", "paper", "grpo")
+        return parts or self.num_candidates > self.num_prompts or other
 
 
 DECLARED = declarations(DUETGRPOConfig)

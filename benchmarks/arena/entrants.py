@@ -50,7 +50,6 @@ class Entrant:
 
 
 SEVERAL = {"updates": "several"}
-UNGATED = {"trim": False, "abort": False}
 REFERENCE = "grpo_8_stop"
 """GRPO at full budget with the stop string: the others are compared with it at equal tokens and at equal seconds."""
 _ALL = (
@@ -63,8 +62,6 @@ _ALL = (
     Entrant("grpo_2_several", "GRPO, 2 rollouts, several updates", "grpo", 0.25, settings=SEVERAL),
     Entrant("duet", "the two-name swap, as in README", "duet", 0.5, stops=False),
     Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
-    Entrant("duet_stop_ungated", "that without the gate", "duet", 0.5, settings=UNGATED),
-    Entrant("duet_quarter", "that with 2 rollouts", "duet", 0.25, settings=UNGATED),
     Entrant("duet_counts", "duet_stop with uneven counts", "duet", 0.5, settings={"allocate": True}),
     Entrant("duet_several", "duet_stop with several updates", "duet", 0.5, settings=SEVERAL),
     Entrant("duet_far", "that at ten times the divergence", "duet", 0.5, settings=SEVERAL | {"desired_kl": 3e-2}),

@@ -14,7 +14,7 @@ from .entrants import REFERENCE
 
 SUBJECT = "duet_stop"
 """Entrant that is held to the targets."""
-UNGATED, COUNTS, ROUNDS = "duet_stop_ungated", "duet_counts", "pilot"
+UNGATED, COUNTS, ROUNDS = "grpo_4", "duet_counts", "pilot"
 RIVALS = ("grpo_4", "grpo_2", "grpo_8_several", "grpo_4_several", "grpo_2_several")
 """GRPO with fewer rollouts or with several updates of a batch, all with the stop string."""
 NOT_INFERIOR = 0.02

@@ -8,7 +8,7 @@ their mixture.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -18,14 +18,8 @@ from ..state import Stateful, check_state
 
 SAMPLE = 2**16
 """Maximum prompts from which figures of the whole pool are computed."""
-_REWARDS = ("reward_count", "reward_sum", "reward_squares")
-LEVEL_MEMORY = 0.7
-"""Weight of all earlier steps in the level of the pool, against that of the latest one: it is three steps old."""
 RANGE_MEMORY = 0.9
 """Weight of an end of the range of rewards against that of a step: a reward that nobody earns again is forgotten."""
-MAX_DISTINCT = 64
-"""Distinct rewards beyond which they count as continuous."""
-_TIE = 1e-6  # relative difference of two rewards that count as one
 PRIOR = 0.5
 """Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
 
@@ -35,34 +29,16 @@ class RewardHistory:
     """What earlier visits show about the rewards of the prompts of one batch, shape (M,) each."""
 
     count: np.ndarray  # rollouts in it, discounted by age; 0 for a prompt not seen yet
-    mean: np.ndarray  # their mean reward; that of the pool where the count is 0
-    mean_square: np.ndarray  # their mean squared reward; that of the pool where the count is 0
-    pool_mean: float  # over the prompts seen so far, each counting once; nan before the first
-    pool_mean_square: float
-    level: float = np.nan  # mean reward of the prompts of the latest steps (`LEVEL_MEMORY`); nan before the first
-    level_square: float = np.nan
-    drift: np.ndarray | float = 0.0  # how far the level has risen since the rewards of each prompt; 0 for a new one
-
-    def at_present(self) -> "RewardHistory":
-        """The history as it would be today: means moved by the drift, their variances kept; the level as the pool."""
-        mean = np.where(self.count > 0.0, self.mean + self.drift, self.level)
-        square = np.where(self.count > 0.0, self.mean_square - self.mean**2 + mean**2, self.level_square)
-        return replace(
-            self, mean=mean, mean_square=square, pool_mean=self.level, pool_mean_square=self.level_square, drift=0.0
-        )
+    mean: np.ndarray  # their mean reward; nan where the count is 0
 
     def after(self, rewards: np.ndarray, group: np.ndarray) -> "RewardHistory":
-        """The history with more rewards in it, at full weight; the pool stays as it was."""
+        """The history with more rewards in it, at full weight."""
         scored = ~np.isnan(rewards)
-        group, rewards, size = group[scored], rewards[scored], len(self.count)
-        added, first, second = (np.bincount(group, weights=rewards**power, minlength=size) for power in range(3))
-        count, before = self.count + added, self.count > 0.0
-        means = (
-            np.divide(np.where(before, self.count * mean, 0.0) + total, count, out=mean.copy(), where=count > 0.0)
-            for mean, total in ((self.mean, first), (self.mean_square, second))
+        added, total = (
+            np.bincount(group[scored], weights=rewards[scored] ** power, minlength=len(self.count)) for power in (0, 1)
         )
-        mean, square = means
-        return replace(self, count=count, mean=mean, mean_square=square)
+        count = self.count + added
+        return RewardHistory(count, _mean(np.where(self.count > 0.0, self.count * self.mean, 0.0) + total, count))
 
 
 def posterior(history: RewardHistory, reward_range: Sequence[float] | None) -> tuple[np.ndarray, np.ndarray]:
@@ -101,15 +77,13 @@ class PromptStatistics(Stateful):
     Figures of the pool are over all prompts up to 65,536, and over an even sample of more (`PromptTable.pool`).
     """
 
-    remembered = ("reward_range", "distinct", "_level", "_table")
+    remembered = ("reward_range", "_table")
 
     def __init__(self, reward_decay: float = 0.7) -> None:
         self.reward_decay = reward_decay
         self.reward_range: list[float] | None = None
-        self.distinct: np.ndarray = np.empty(0)  # rewards of the run, ascending; the first `MAX_DISTINCT` + 1 of them
-        self._level: list[float] | None = None  # mean reward and mean squared reward of the latest steps
         means = [f"{of}_{part}" for of in ("sigma", "length", "cost") for part in ("sum", "count")]
-        self._table = PromptTable("prompt statistics", (*means, *_REWARDS, "reward_levels"))
+        self._table = PromptTable("prompt statistics", (*means, "reward_count", "reward_sum"))
 
     def __len__(self) -> int:
         return len(self._table)
@@ -178,47 +152,18 @@ class PromptStatistics(Stateful):
         if least < most:  # the range moves towards that of the step
             low, high = (RANGE_MEMORY * end + (1.0 - RANGE_MEMORY) * of for end, of in ((low, least), (high, most)))
         self.reward_range = [min(low, least), max(high, most)]
-        if len(self.distinct) <= MAX_DISTINCT:
-            known = np.unique(np.concatenate([self.distinct, values]))
-            new = np.diff(known, prepend=-np.inf) > _TIE * np.maximum(np.abs(known), 1.0)
-            self.distinct = known[new][: MAX_DISTINCT + 1]
-        sums = [np.bincount(group, weights=values**power, minlength=len(keys)) for power in range(3)]
-        rewarded = sums[0] > 0
-        latest = [float((column[rewarded] / sums[0][rewarded]).mean()) for column in sums[1:]]
-        both = zip(self._level or latest, latest, strict=True)
-        self._level = [LEVEL_MEMORY * old + (1.0 - LEVEL_MEMORY) * new for old, new in both]
         with self._table.editing(keys) as (column, place):
-            visited = np.unique(place[rewarded])
-            for name, added in zip((*_REWARDS, "reward_levels"), (*sums, sums[0] * self._level[0]), strict=True):
-                column[name][visited] *= self.reward_decay
+            for name, power in (("reward_count", 0), ("reward_sum", 1)):
+                added = np.bincount(group, weights=values**power, minlength=len(keys))
+                column[name][np.unique(place[group])] *= self.reward_decay
                 np.add.at(column[name], place, added)
-
-    def reward_gaps(self, rewards: np.ndarray) -> np.ndarray:
-        """How far the nearest other reward of the run lies from each of these, shape (N,).
-
-        Infinite while there is no other one, 0 where rewards are continuous: then any difference counts.
-        """
-        if len(self.distinct) > MAX_DISTINCT:
-            return np.zeros(len(rewards))
-        apart = np.abs(np.asarray(rewards)[:, None] - self.distinct)
-        return np.where(apart > 2 * _TIE * np.maximum(np.abs(self.distinct), 1.0), apart, np.inf).min(
-            axis=1, initial=np.inf
-        )
 
     def reward_history(self, keys: Sequence[str]) -> RewardHistory:
         """History of the rewards of ``keys`` (M,), discounted for the coming visit."""
-        count, *sums = self._table.pool(*_REWARDS)
-        seen = count > 0.0
-        pool = [float((column[seen] / count[seen]).mean()) if seen.any() else np.nan for column in sums]
         column = self._table.read(keys)
-        count, known = column["reward_count"], column["reward_count"] > 0.0
-        mean, square = (
-            np.divide(column[name], count, out=np.full(len(keys), of_pool), where=known)
-            for name, of_pool in zip(_REWARDS[1:], pool, strict=True)
+        return RewardHistory(
+            self.reward_decay * column["reward_count"], _mean(column["reward_sum"], column["reward_count"])
         )
-        level = self._level or [np.nan, np.nan]
-        drift = np.where(known, level[0] - _mean(column["reward_levels"], count), 0.0)
-        return RewardHistory(np.where(known, self.reward_decay * count, 0.0), mean, square, *pool, *level, drift)
 
     @property
     def rewards_differ(self) -> bool:

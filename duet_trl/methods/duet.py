@@ -5,8 +5,8 @@ r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under
    possible differ. With `prompt_candidates` prompts compete for the visits first (`visits.py`).
 2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
    marker, at K2 + G, where continuing earns less per token than another rollout would. A coin keeps a few of those.
-3. **Update.** Aborted rollouts are failures, and nothing is weighted: the gradient is in expectation that of a policy
-   that is cut at K2 + G. The baseline remembers the prompt's earlier rewards.
+3. **Update.** GRPO's. Aborted rollouts are failures, and nothing is weighted: the gradient is in expectation that of a
+   policy that is cut at K2 + G.
 4. **Observe.** Lengths, rewards, answer times, and the price of a token.
 
 `paper.py` is Algorithm 1 as printed, docs/fidelity.md lists the differences.
@@ -20,13 +20,11 @@ from typing import Any
 import numpy as np
 
 from ..allocate.allocators import MixedAllocator, UniformAllocator
-from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
-from ..field_types import Acts, Follows, config_field
+from ..field_types import Follows, config_field
 from ..gate.replay import keep_coins, propensity
 from ..gate.thresholds import PricedThresholds
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import MeasuredWeights, history_advantages
 from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, refuse_lone_rollouts
 from .grouping import group_relative, visit_metrics
 from .method import Setting
@@ -47,14 +45,6 @@ class DuetOptions(GateOptions):
         "string ended. False: to its last token.",
         True,
         acts=TRIMS,
-    )
-    advantage_cutoff: float | None = config_field(
-        "Rollouts whose reward is nearer to its baseline than this get no forward pass. Unit: the distance to the "
-        "nearest other reward of the run; where nothing is remembered, a standard deviation.",
-        rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
-        acts=Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
-        # Over a history almost no advantage is exactly 0; small ones cost a third of the forward passes.
-        follows=Follows(lambda c: 0.25 if remembers_rewards(c) else 0.0, "0.25, or 0 there"),
     )
     drop_zero_advantage: bool | None = config_field(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in the divisor. Only where they "
@@ -77,9 +67,8 @@ class Duet(Gated):
         self.num_candidates = config.num_candidates
         decay = self.allocator.statistics.reward_decay
         self.visits = Visits(decay) if self.num_candidates > config.num_prompts else None
-        self.weights = MeasuredWeights() if remembers_rewards(config) else None
-        learned = {"visits": self.visits, "weights": self.weights}
-        self.parts |= {name: part for name, part in learned.items() if part is not None}
+        if self.visits is not None:
+            self.parts["visits"] = self.visits
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """One round: which prompts are visited, counts, the gate of the step, a coin for each rollout."""
@@ -91,32 +80,20 @@ class Duet(Gated):
         return keep_coins(self.setting.seed, step, *same, self.keep_probability)
 
     def judge(self, done: Rollouts) -> Judgement:
-        """Advantages over all rollouts; those that are nearly at their baseline get no forward pass."""
-        advantages, size = self._advantages(done)
-        every = np.ones(len(done), dtype=bool)
-        trained = every
-        if self.options.drop_zero_advantage:
-            trained = (advantages != 0) & (size >= self.options.advantage_cutoff)
+        """Advantages over all rollouts of a prompt; one whose advantage is 0 gets no forward pass."""
+        advantages, every = group_relative(done, self.setting), np.ones(len(done), dtype=bool)
+        trained = advantages != 0 if self.options.drop_zero_advantage else every
         kept = propensity(done.replay.outcome, self.keep_probability)
         return Judgement(advantages, np.ones(len(done)), trained, every, kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Learn lengths, answer times, rewards, and what the baseline and the prompt selection depend on."""
-        if self.weights is not None:
-            self.weights.observe(done.rewards, done.prompt, self._history(done))
+        """Learn lengths, answer times, rewards, and what the prompt selection depends on."""
         keys, group = self.learn(done, judgement)
         self._metrics |= self._visit_metrics(done) | {"surcharge": 1.0}  # nothing is masked, so nothing is reweighted
         statistics, scored = self.allocator.statistics, done.scored
         if self.visits is not None and statistics.rewards_differ:  # a single reward value does not define success
             shares = statistics.success_share(done.rewards[scored])
             self.visits.observe(keys, group[scored], shares, done.prompts.step)
-
-    def metrics(self) -> dict[str, float]:
-        """Budget, thresholds, what the abort cost in the last step, and the baseline of the next one."""
-        if self.weights is None:
-            return super().metrics()
-        pool, history = self.weights.best
-        return super().metrics() | {"baseline_pool": pool, "baseline_history": history}
 
     def _visit_metrics(self, done: Rollouts) -> dict[str, float]:
         if self.visits is None:
@@ -136,36 +113,6 @@ class Duet(Gated):
             raise NoMorePrompts(f"prompt_candidates={self.options.prompt_candidates:g}: {error}") from error
         return self.visits.choose(prompts.keys, prompts.num_drawn, prompts.step)
 
-    def _advantages(self, done: Rollouts) -> tuple[np.ndarray, np.ndarray]:
-        """Advantages and what `advantage_cutoff` is compared with, shape (N,) each.
-
-        That is the distance of a reward from its baseline as a share of that to the nearest other reward: whatever
-        difference a reward function makes, it is not small. Divided by a prompt's own spread, the successes of a
-        prompt that is always solved would be as far from it as those of an uncertain one.
-        """
-        if self.weights is None:
-            advantages = group_relative(done, self.setting)
-            return advantages, np.abs(advantages)
-        statistics, of = self.allocator.statistics, (done.rewards, done.prompt, self._history(done))
-        # In the precision of the loss, so that what is filtered and remembered is what is trained.
-        scaled = history_advantages(*of, self.setting.scale_rewards, self.weights.best)
-        advantages = scaled.astype(np.float32).astype(np.float64)
-        if not statistics.rewards_differ:  # nothing is known yet that could be small
-            return advantages, np.where(advantages != 0, np.inf, 0.0)
-        distances = history_advantages(*of, "none", self.weights.best)
-        gaps = statistics.reward_gaps(np.where(done.scored, done.rewards, 0.0))
-        with np.errstate(divide="ignore"):
-            return advantages, np.where(advantages != 0, np.abs(distances) / gaps, 0.0)
-
-    def _history(self, done: Rollouts) -> RewardHistory:
-        """The history of a step's prompts before the step, moved to the present."""
-        return self.allocator.statistics.reward_history(done.prompts.keys).at_present()
-
-
-def remembers_rewards(config: Any) -> bool:
-    """Whether advantages use a history: only of summed rewards, and not where every part is off, which is GRPO."""
-    return config.parts_on and config.multi_objective_aggregation == "sum_then_normalize"
-
 
 def check(config: Any) -> None:
     """Raise ValueError for options that contradict each other or fields of the configuration."""
@@ -175,13 +122,7 @@ def check(config: Any) -> None:
             "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "
             "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
         )
-    if not remembers_rewards(config):
-        refuse_lone_rollouts(config)
-    elif options.advantage_cutoff >= 1:
-        raise ValueError(
-            f"advantage_cutoff={options.advantage_cutoff:g} would drop every rollout: it is a share of the distance "
-            "to the nearest other reward. Set it below 1; 0.25 is the default."
-        )
+    refuse_lone_rollouts(config)
 
 
 def settle_router_loss(config: Any, coefficient: float) -> None:
@@ -191,14 +132,12 @@ def settle_router_loss(config: Any, coefficient: float) -> None:
     """
     if not isinstance(config.options, DuetOptions) or not config.options.drop_zero_advantage:
         return
-    for name in ("drop_zero_advantage", "advantage_cutoff"):
-        value = (config.method_kwargs or {}).get(name)
-        if value is not None:
-            remedy = "Set drop_zero_advantage=False" if name == "drop_zero_advantage" else f"Remove {name}"
-            raise ValueError(
-                f"{name}={value}, but this model has an auxiliary loss of its router (coefficient {coefficient}), to "
-                f"which rollouts with advantage 0 contribute. {remedy}, or set router_aux_loss_coef=0."
-            )
+    if (config.method_kwargs or {}).get("drop_zero_advantage") is not None:
+        raise ValueError(
+            f"drop_zero_advantage=True, but this model has an auxiliary loss of its router (coefficient "
+            f"{coefficient}), to which rollouts with advantage 0 contribute. Set drop_zero_advantage=False, or set "
+            "router_aux_loss_coef=0."
+        )
     config.options = replace(config.options, drop_zero_advantage=False)
 
 

@@ -145,8 +145,7 @@ def refuse_lone_rollouts(config: Any) -> None:
     mean = min(bought, config.num_rollouts_max, config.max_rollouts / config.num_prompts)
     if mean <= 1:
         raise ValueError(
-            f"method={config.method!r} compares the rollouts of a prompt here, and there is {mean:g} of each (the "
-            "minimum of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so no step "
-            "has a gradient. Raise it, or use method='duet' with multi_objective_aggregation='sum_then_normalize', "
-            "which remembers a prompt's rewards."
+            f"method={config.method!r} compares the rollouts of a prompt, and there is {mean:g} of each (the minimum "
+            "of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so no step has a "
+            "gradient. Raise it."
         )

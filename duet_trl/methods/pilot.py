@@ -8,8 +8,7 @@ has the same two stages.)
 
 Stopping on outcomes biases a mean, so nothing that multiplies a rollout may depend on itself or on what it caused:
 
-    A_i = R_i - b_i,    b_i = mean of: history, one pseudo-rollout of the pool, the *others* of i's own round,
-                        and for round 2 also all of round 1                       (`update/baseline.py`)
+    A_i = R_i - b_i,    b_i = mean of the *others* of i's own round, and for round 2 also all of round 1
 
 Given everything before its round, each rollout has E[A_i grad log pi_i] = grad J_q. Hence, for scale_rewards="none",
 
@@ -18,9 +17,9 @@ Given everything before its round, each rollout has E[A_i grad log pi_i] = grad 
 exactly, whatever the rule for n2: the gradient of a sum in which a prompt counts by the rollouts it is expected to
 get. A baseline over both rounds lacks this: what it adds to a rollout of round 1 depends on n2_q, and so on that
 rollout. tests/methods/test_pilot_unbiased.py enumerates both. As in GRPO the loss divides by the tokens of the step,
-which are random. With "group" the scale of an advantage is the spread of history and of its own and earlier
-rounds, which includes its own reward: GRPO has this bias too. With "batch" it is that of round 1, one number for all.
-A rollout without a reward contributes 0; so does a lone rollout of round 1 (k = 1) while nothing is remembered.
+which are random. With "group" the scale of an advantage is the spread of its own and earlier rounds, which includes
+its own reward: GRPO has this bias too. With "batch" it is that of round 1, one number for all. A rollout without a
+reward contributes 0; so does a lone rollout of round 1 (k = 1).
 """
 
 from dataclasses import dataclass
@@ -28,11 +27,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..allocate.greedy import greedy_counts
-from ..allocate.statistics import PromptStatistics, RewardHistory, openness, posterior
+from ..allocate.statistics import PromptStatistics, openness, posterior
 from ..field_types import Options, at_least, config_field
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.advantages import EPSILON
-from ..update.baseline import history_advantages
 from .grouping import counted_jobs, mixed_prompts, uniform_jobs
 from .method import Method, Setting
 
@@ -76,9 +74,8 @@ class Pilot(Method):
         return [] if done.round.max() > 0 else counted_jobs(self._second_round(done))
 
     def judge(self, done: Rollouts) -> Judgement:
-        """Advantages round by round: the results of a round are history to the next."""
-        seen = self.statistics.reward_history(done.prompts.keys)
-        return Judgement.of(advantages_by_round(done, seen, self.setting.scale_rewards))
+        """Advantages round by round: the results of a round are known to the next."""
+        return Judgement.of(advantages_by_round(done, self.setting.scale_rewards))
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Remember lengths and rewards of both rounds."""
@@ -111,13 +108,16 @@ class Pilot(Method):
         return counts - self.num_pilot
 
 
-def advantages_by_round(done: Rollouts, seen: RewardHistory, scale_rewards: str) -> np.ndarray:
-    """A of the module, shape (N,), over a history to which each round adds its results."""
-    advantages = np.zeros(len(done))
+def advantages_by_round(done: Rollouts, scale_rewards: str) -> np.ndarray:
+    """A of the module, shape (N,): 0 for a rollout without a reward, and for one that has no other to compare with."""
+    advantages, known = np.zeros(len(done)), np.zeros((3, len(done.prompts)))  # rollouts, rewards, squared rewards
     for number in range(done.round.max() + 1):
-        rows = done.round == number
+        rows = (done.round == number) & done.scored
         rewards, group = done.rewards[rows], done.prompt[rows]
-        advantages[rows] = history_advantages(rewards, group, seen, "group" if scale_rewards == "group" else "none")
-        seen = seen.after(rewards, group)
+        known += [np.bincount(group, weights=rewards**power, minlength=known.shape[1]) for power in range(3)]
+        count, total, squares = known[:, group]
+        baseline = np.divide(total - rewards, count - 1.0, out=rewards.copy(), where=count > 1.0)
+        spread = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0.0)) + EPSILON
+        advantages[rows] = (rewards - baseline) / (spread if scale_rewards == "group" else 1.0)
     first = done.rewards[(done.round == 0) & done.scored]
     return advantages / (first.std(ddof=1) + EPSILON) if scale_rewards == "batch" and len(first) > 1 else advantages
