@@ -2,7 +2,6 @@
 """The configuration: methods and their options, and an error for every value and relation that cannot work."""
 
 from dataclasses import fields, replace
-from types import NoneType
 from typing import get_args
 
 import pytest
@@ -18,7 +17,6 @@ from duet_trl.gate.thresholds import LengthThresholds, PricedThresholds
 from duet_trl.methods import METHODS, build_method, setting_of
 from duet_trl.methods.duet import DuetOptions
 from duet_trl.methods.paper import PaperOptions
-from duet_trl.update.baseline import MeasuredWeights
 
 COUNTS = {"allocate": True}
 FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
@@ -48,13 +46,13 @@ def test_a_method_gives_every_field_and_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": (False, "math", 2, None, MixedAllocator, PricedThresholds, None, MeasuredWeights),
-    "paper": (True, "math_paragraph", 1, 0.05, NeymanAllocator, LengthThresholds, 256, NoneType),
+    "duet": (False, "math", 2, None, MixedAllocator, PricedThresholds, None),
+    "paper": (True, "math_paragraph", 1, 0.05, NeymanAllocator, LengthThresholds, 256),
 }
 
 
 @pytest.mark.parametrize("method", sorted(CHOSEN))
-def test_a_method_chooses_marker_counts_gate_and_baseline(tmp_path, method):
+def test_a_method_chooses_marker_counts_and_gate(tmp_path, method):
     resolved = config(tmp_path, method=method)
     built = build_method(config(tmp_path, method=method, **COUNTS))
     found = (
@@ -65,7 +63,6 @@ def test_a_method_chooses_marker_counts_gate_and_baseline(tmp_path, method):
         type(built.allocator),
         type(built.thresholds),
         built.spec().window,
-        type(built.parts.get("weights")),
     )
     assert found == CHOSEN[method]
 
@@ -82,8 +79,7 @@ def test_an_explicit_value_beats_the_methods(tmp_path):
     assert config(tmp_path, method="paper", marker="qa").marker == "qa"
     assert config(tmp_path, method="paper", surrogate_warmup=2).options.surrogate_warmup == 2
     assert config(tmp_path, poll_interval=None, marker=None).marker == "math"  # None is not set
-    options = config(tmp_path, advantage_cutoff=0.1, teach_ending=False).options
-    assert (options.advantage_cutoff, options.teach_ending) == (0.1, False)
+    assert not config(tmp_path, teach_ending=False).options.teach_ending
 
 
 def test_method_grpo_has_every_part_off_and_no_options(tmp_path):
@@ -104,9 +100,7 @@ def test_each_part_alone_makes_it_duet(tmp_path, left_on):
     assert config(tmp_path, **off | {left_on: on[left_on]}).duet_active
 
 
-@pytest.mark.parametrize(
-    ("fraction", "method", "expected"), [(0.5, "duet", 2), (0.25, "duet", 1), (0.5, "paper", 1), (1.0, "duet", 2)]
-)
+@pytest.mark.parametrize(("fraction", "method", "expected"), [(0.5, "duet", 2), (0.5, "paper", 1), (1.0, "duet", 2)])
 def test_two_rollouts_are_the_minimum_where_the_budget_averages_more(tmp_path, fraction, method, expected):
     assert config(tmp_path, budget_fraction=fraction, method=method).num_rollouts_min == expected
 
@@ -123,25 +117,6 @@ def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
     assert config(tmp_path).options.drop_zero_advantage
     assert not config(tmp_path, beta=0.01).options.drop_zero_advantage
     assert not config(tmp_path, entropy_coef=0.01).options.drop_zero_advantage
-
-
-def test_with_every_part_off_the_baseline_is_the_group_and_nothing_but_zeros_is_dropped(tmp_path):
-    off = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
-    assert baseline_and_cutoff(tmp_path, **off) == (False, 0.0)
-    for part in ({"trim": True}, {"allocate": True}, {"budget_fraction": 0.5}, {"prompt_candidates": 2.0}):
-        assert baseline_and_cutoff(tmp_path, **off | part) == (True, 0.25), part
-
-
-def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
-    for choice in ({}, {"allocate": True}, {"prompt_candidates": 2.0}):
-        never = {"multi_objective_aggregation": "normalize_then_sum", **choice}
-        assert baseline_and_cutoff(tmp_path, **never) == (False, 0.0)
-
-
-def baseline_and_cutoff(tmp_path, **overrides) -> tuple[bool, float]:
-    """Whether the baseline of `duet` has a history, and what is nearer to it than that gets no forward pass."""
-    resolved = config(tmp_path, **overrides)
-    return build_method(resolved).weights is not None, resolved.options.advantage_cutoff
 
 
 BATCHES = {"pilot": 1, "greso": 4, "dapo": 10, "reinforce_ada": 4, "seed_grpo": 1, "arrol": 2}
@@ -173,22 +148,21 @@ def test_every_method_may_read_the_runs_setting(tmp_path):
 LONE = [
     {"num_generations": 4, "budget_fraction": 0.25, "method": "paper"},
     {"num_generations": 2, "budget_fraction": 0.5, "method": "paper"},
-    {"num_generations": 4, "budget_fraction": 0.25, "multi_objective_aggregation": "normalize_then_sum"},
+    {"num_generations": 4, "budget_fraction": 0.25},
     {"method": "paper", "num_rollouts_max": 1},
     {"method": "paper", "max_rollouts": 8},
 ]
 
 
 @pytest.mark.parametrize("overrides", LONE)
-def test_one_rollout_per_prompt_and_nothing_to_compare_it_with_is_refused(tmp_path, overrides):
-    with pytest.raises(ValueError, match="there is 1 of each .* no step has a gradient.* or use method='duet'"):
+def test_one_rollout_per_prompt_is_refused(tmp_path, overrides):
+    with pytest.raises(ValueError, match="there is 1 of each .* no step has a gradient. Raise it"):
         config(tmp_path, **overrides)
 
 
 @pytest.mark.parametrize(
     "way_out",
     [
-        {"method": "duet"},
         {"budget_fraction": 0.5},
         {"num_generations": 8},
         {"budget_reading": "tokens", "budget_tokens": 1e6, "budget_fraction": None},
@@ -248,8 +222,6 @@ BY_OPTION = [
     ({"method": "paper", "surrogate": 1}, "surrogate must be a string, got 1"),
     ({"method": "paper", "surrogate": "half"}, r"surrogate must be one of \['online', 'constant'\], got 'half'"),
     ({"entropy_threshold": -0.1}, "entropy_threshold must be at least 0"),
-    ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
-    ({"advantage_cutoff": 1.0}, "advantage_cutoff=1 would drop every rollout.*Set it below 1"),
     ({"drop_zero_advantage": True, "beta": 0.01}, "drop_zero_advantage=False"),
     ({"drop_zero_advantage": True, "router_aux_loss_coef": 0.01}, "drop_zero_advantage=False"),
 ]
@@ -327,7 +299,9 @@ def test_every_numeric_field_refuses_text(tmp_path):
     options = {one.name: one.type for kind in (DuetOptions, PaperOptions) for one in fields(kind)}
     annotations = DUETGRPOConfig.__annotations__ | options
     numeric = [name for name, kind in annotations.items() if {int, float} & {kind, *get_args(kind)}]
-    assert {"budget_fraction", "num_rollouts_min", "budget_tokens", "poll_interval", "advantage_cutoff"} < set(numeric)
+    assert {"budget_fraction", "num_rollouts_min", "budget_tokens", "poll_interval", "entropy_threshold"} < set(
+        numeric
+    )
     config(tmp_path)
     fields_of_duet = {one.name for one in fields(DuetOptions)}
     for name in numeric:

@@ -78,8 +78,6 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("teach_ending", False, {"abort": False}, {"trim": False}),
     ("threshold_window", 512, {**PAPER, "abort": False}, {**PAPER, **NO_GATE}),
     ("threshold_interval", 5, {**PAPER, "trim": False}, {**PAPER, **NO_GATE}),
-    ("advantage_cutoff", 0.0, {}, {"drop_zero_advantage": False}),
-    ("advantage_cutoff", 0.5, {}, {"beta": 0.01}),
 ]
 
 

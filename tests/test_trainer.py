@@ -78,7 +78,7 @@ def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, method, own)
         {"steps_per_generation": 2, "aborts_early": None, "pad_to_multiple_of": 16},
         {"num_iterations": 2, "beta": 0.04, "trim": False},
         {"multi_objective_aggregation": "normalize_then_sum", "marker": "4...2", "loss_type": "vespo"},
-        {"advantage_cutoff": 0.0, "scale_rewards": "none", "abort": False},
+        {"scale_rewards": "none", "abort": False},
         {"method": "paper", "surrogate": "constant", "steps_per_generation": 2},
         {"method": "paper", "num_iterations": 2},
         {"budget_reading": "tokens", "budget_tokens": 1500.0, "num_rollouts_min": 1},

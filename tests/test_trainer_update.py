@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The update of a training step: what is trained of trimmed, truncated and lone rollouts, and the entropy of it."""
+"""The update of a training step: what is trained of trimmed and truncated rollouts, and the entropy of it."""
 
 import logging
 
@@ -9,14 +9,6 @@ import torch
 
 from duet_trl.methods.duet import Duet
 from tests.runs import duet_trainer, logged, prompts, trained, weights
-
-
-def test_a_lone_rollout_moves_the_policy_once_something_is_remembered(tiny_path, tmp_path):
-    # One rollout per prompt: nothing to compare it with in the first step, the mean of the pool in the second.
-    trainer = trained(tiny_path, tmp_path, num_generations=2, budget_fraction=0.5, max_steps=2)
-    assert logged(trainer, "duet/singleton_prompts") == [16.0, 16.0]
-    before, after = logged(trainer, "grad_norm")
-    assert before == 0.0 < after
 
 
 def test_the_entropy_is_that_of_the_trained_tokens(tiny_path, tmp_path):

@@ -24,7 +24,7 @@ from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
 FIGURE = Path("docs/assets")
-MAIN = (REFERENCE, "duet", "duet_stop", "duet_stop_ungated", "grpo_4_several")
+MAIN = (REFERENCE, "grpo_8", "grpo_4", "duet", "duet_stop")
 """Entrants of the figure."""
 
 

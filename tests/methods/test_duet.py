@@ -12,8 +12,7 @@ from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.methods.paper import Paper
 from duet_trl.rollouts import Job, NoMorePrompts, Prompt, Prompts, Rollouts
-from duet_trl.update.advantages import weighted_sum
-from duet_trl.update.baseline import WEIGHTS, Weights, history_advantages
+from duet_trl.update.advantages import EPSILON, weighted_sum
 from tests.states import plain
 from tests.test_config import config
 
@@ -92,7 +91,7 @@ def test_a_restored_method_decides_exactly_as_the_uninterrupted_one(tmp_path, ov
 def test_a_state_without_parts_is_refused(tmp_path):
     state = duet(tmp_path).state_dict()
     del state["gate"]
-    with pytest.raises(ValueError, match=r"keys \['allocator', 'weights'\]"):
+    with pytest.raises(ValueError, match=r"keys \['allocator'\]"):
         duet(tmp_path).load_state_dict(state)
 
 
@@ -102,7 +101,7 @@ def test_the_state_of_other_counts_or_another_method_is_refused(tmp_path):
         uneven.load_state_dict(even.state_dict())
     with pytest.raises(ValueError, match="Allocator state"):
         even.load_state_dict(uneven.state_dict())
-    with pytest.raises(ValueError, match="method paper state"):
+    with pytest.raises(ValueError, match="LengthThresholds state"):
         even.load_state_dict(duet(tmp_path).state_dict())
 
 
@@ -191,104 +190,20 @@ def test_the_rollouts_of_a_step_share_their_coin_so_that_few_steps_wait_for_a_lo
     assert alone.any() and not alone.all()
 
 
-def test_over_the_group_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
-    unit = duet(tmp_path, multi_objective_aggregation="normalize_then_sum", advantage_cutoff=0.9)
+def test_advantages_are_those_of_grpo_and_zeros_get_no_forward_pass_but_count_in_the_divisor(tmp_path):
+    unit = duet(tmp_path)
     of = prompts(KEYS[:8])
     jobs = unit.jobs(of, None)
-    # Over 0.88, the spread of the batch: half right, 0.87 either way; three of four right, 0.5 for those.
-    rewards = np.concatenate([np.tile([1.0, 0.0, 1.0, 0.0], 4), np.tile([1.0, 1.0, 1.0, 0.0], 4)])
-    judgement = unit.judge(done(of, jobs, np.tile([Outcome.NATURAL, Outcome.ABORTED], 16), [9] * 32, rewards))
-    small = np.abs(judgement.advantages) < 0.9
-    assert small.any() and not small.all()
-    assert judgement.in_divisor.all()
-    np.testing.assert_array_equal(judgement.in_gradient, ~small)  # aborted ones are failures, not masked
-    np.testing.assert_array_equal(judgement.weight, 1.0)
-
-
-def test_over_a_history_the_cutoff_is_a_share_of_the_way_to_the_next_reward(tmp_path):
-    unit = duet(tmp_path, trim=False, abort=False)
-    unit.allocator.statistics.reward_decay = 1.0
-    of = prompts(KEYS[:8])
-    # Four prompts are half right and four are always right, in rewards of 2 and 5.
-    rewards = np.concatenate([np.tile([5.0, 2.0], 8), np.full(16, 5.0)])
-    step = done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards)
-    first = unit.judge(step)
-    np.testing.assert_array_equal(first.in_gradient, first.advantages != 0)  # no reward was known, so none is small
-    for _ in range(12):
-        unit.observe(step, unit.judge(step), np.full(32, -1.0))
-    later = unit.judge(step)
-    seen = unit.allocator.statistics.reward_history(KEYS[:8]).at_present()
-    distance = history_advantages(rewards, step.prompt, seen, "none", unit.weights.best)
-    np.testing.assert_array_equal(later.in_gradient, np.abs(distance) >= 0.25 * 3.0)
-    # Open prompts alone: a solved one's successes are as far off only when divided by the spread of its rewards.
-    assert later.in_gradient[:16].all()
-    assert not later.in_gradient[16:].any() and (later.advantages[16:] > 0).all()
-
-
-def after_visits(tmp_path, rewards, visits=12, first=None):
-    """The last judgement of eight prompts with four rollouts each that earned the same at every visit."""
-    unit = duet(tmp_path, trim=False, abort=False)
-    unit.allocator.statistics.reward_decay = 1.0
-    of = prompts(KEYS[:8])
-    steps = [done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards) for _ in range(visits)]
-    if first is not None:
-        steps[0] = done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, first)
-    for step in steps:
-        unit.observe(step, unit.judge(step), np.full(32, -1.0))
-    return unit.judge(steps[-1])
-
-
-def test_one_reward_far_from_all_others_hides_nothing_in_the_steps_behind_it(tmp_path):
-    rewards = np.tile([1.0, 0.0, 1.0, 0.0], 8)
-    far = np.where(np.arange(32) == 31, -3.0, rewards)
-    judgement = after_visits(tmp_path, rewards, first=far)
-    assert judgement.in_gradient.all()
-
-
-def test_rewards_on_any_scale_teach_in_every_open_prompt(tmp_path):
-    # A quarter, a half and three quarters right, on three scales; -1 and 1.2 make the range of rewards twice as wide.
-    groups = ([0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 1], [-1, 1, -1, 1], [1, 1.2, 1, 1.2], [0, 0, 0, 1.2], [1, 0, 1, 0])
-    rewards = np.concatenate([*groups, [-1, 0, 1, 1.2]]).astype(np.float64)
-    trained = after_visits(tmp_path, rewards).in_gradient.reshape(8, 4)
-    assert trained.any(axis=1).all(), trained
-
-
-# ---- Advantages: which baseline, from whose history ---------------------------------------------------------------
-
-GROUP = np.array([0, 1, 1, 1])
-JOBS = [Job(int(q)) for q in GROUP]
-REWARDS = [[1.0, 1.0], [2.0, 0.0], [NAN, NAN], [0.0, NAN]]  # two reward functions; the second may abstain
-SUMMED = np.array([2.0, 2.0, NAN, 0.0])
-
-
-def remembering(tmp_path, **overrides) -> Duet:
-    """A method without a gate that has seen "b" earn 2 and 1, and nothing of "a"."""
-    unit = duet(tmp_path, trim=False, abort=False, **overrides)
-    unit.allocator.statistics.observe_rewards(["b"], np.array([0, 0]), np.array([2.0, 1.0]), np.ones(2, dtype=bool))
-    unit.jobs(prompts("ab"), None)
-    return unit
-
-
-def two_prompts() -> Rollouts:
-    return done(prompts("ab"), JOBS, np.zeros(4, dtype=np.int64), [9] * 4, REWARDS)
-
-
-def test_measured_weights_come_from_the_steps_before(tmp_path):
-    unit = remembering(tmp_path, scale_rewards="none")
-    assert unit.metrics()["baseline_pool"] == unit.weights.best.pool == Weights().pool
-    judgement = unit.judge(two_prompts())
-    # "a" has the level of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5, and the level has not moved since.
-    np.testing.assert_allclose(judgement.advantages, [0.5, 2 - 3.6 / 3.4, 0.0, 0 - 5.6 / 3.4], rtol=1e-6)
-    unit.observe(two_prompts(), judgement, np.full(4, -1.0))
-    # Of the weights one has the least error on "a" alone at 1.5 and on "b" with 2 and 0.
-    seen = remembering(tmp_path).allocator.statistics.reward_history(["a", "b"]).at_present()
-    errors = [np.square(history_advantages(SUMMED, GROUP, seen, "none", weights)).sum() for weights in WEIGHTS]
-    assert unit.weights.best == WEIGHTS[int(np.argmin(errors))] != Weights()
-    assert (unit.metrics()["baseline_pool"], unit.metrics()["baseline_history"]) == unit.weights.best
-    later = unit.judge(two_prompts()).advantages
-    now = unit.allocator.statistics.reward_history(["a", "b"]).at_present()
-    assert not np.array_equal(now.drift, unit.allocator.statistics.reward_history(["a", "b"]).drift)
-    np.testing.assert_allclose(later, history_advantages(SUMMED, GROUP, now, "none", unit.weights.best), rtol=1e-6)
+    rewards = np.concatenate([np.tile([1.0, 0.0, 0.0, 0.0], 4), np.ones(12), np.tile([NAN], 4)])
+    step = done(of, jobs, np.tile([Outcome.NATURAL, Outcome.ABORTED], 16), [9] * 32, rewards)
+    for _ in range(2):  # what was earned before changes nothing
+        judgement = unit.judge(step)
+        expected = np.array([0.75, -0.25, -0.25, -0.25]) / (np.std([1, 0, 0, 0], ddof=1) + EPSILON)
+        np.testing.assert_allclose(judgement.advantages, [*np.tile(expected, 4), *np.zeros(16)], rtol=1e-6)
+        assert judgement.in_divisor.all()
+        assert judgement.in_gradient.tolist() == [True] * 16 + [False] * 16  # aborted ones are failures, not masked
+        np.testing.assert_array_equal(judgement.weight, 1.0)
+        unit.observe(step, judgement, np.full(32, -1.0))
 
 
 def test_the_metrics_say_what_the_gate_cost_and_who_was_cold(tmp_path):

@@ -88,17 +88,18 @@ def test_graded_rewards_are_shares_of_the_runs_range() -> None:
 
 
 def test_advantages_by_hand() -> None:
-    """Nothing is remembered; pilot 1, 0, then 1, 1. Round 1: each against the other. Round 2: against 1, 0 and the
-    other, mean 2/3."""
+    """Pilot 1, 0, then 1, 1. Round 1: each against the other. Round 2: against 1, 0 and the other, mean 2/3."""
     method = Pilot(setting(num_prompts=1, num_generations=8, scale_rewards="none"), PilotOptions())
-    done, judgement = run_step(method, make_prompts("a"), table(a=(1, 0, 1, 1)))
-    assert judgement.advantages.tolist() == pytest.approx([1, -1, 1 / 3, 1 / 3])
-    # The next visit: the pool's mean 3/4 once, and 0.7 x 4 rollouts with that mean, are in every baseline.
-    done, judgement = run_step(method, make_prompts("a"), table(a=(1, 0, 1, 1)))
-    first = 3.8 * 0.75
-    assert judgement.advantages.tolist() == pytest.approx(
-        [1 - first / 4.8, -(first + 1) / 4.8, 1 - (first + 2) / 6.8, 1 - (first + 2) / 6.8]
-    )
+    for _ in range(2):  # what earlier visits earned is in no baseline
+        _, judgement = run_step(method, make_prompts("a"), table(a=(1, 0, 1, 1)))
+        assert judgement.advantages.tolist() == pytest.approx([1, -1, 1 / 3, 1 / 3])
+
+
+def test_group_scale_is_the_spread_of_the_own_and_of_earlier_rounds() -> None:
+    method = Pilot(setting(num_prompts=1, num_generations=8), PilotOptions())
+    _, judgement = run_step(method, make_prompts("a"), table(a=(1, 0, 1, 1)))
+    spread = [np.std([1, 0]) + EPSILON] * 2 + [np.std([1, 0, 1, 1]) + EPSILON] * 2
+    assert judgement.advantages.tolist() == pytest.approx(np.array([1, -1, 1 / 3, 1 / 3]) / spread)
 
 
 def test_scale_of_the_batch_is_that_of_the_pilot() -> None:
