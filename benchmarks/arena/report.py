@@ -12,18 +12,19 @@ import numpy as np
 
 from duet_trl.report.tables import markdown_table, text_table
 
-from .contest import COSTS, SECONDS, TOKENS, Contest, contests, outcome, seconds_per_batch
+from .contest import SECONDS, TOKENS, Contest, contests, outcome, seconds_per_batch
 from .entrants import ENTRANTS, REFERENCE
 from .measuring import PHASES
 from .profiles import PROFILES
 from .quotes import differences, documents, rewritten
-from .records import CONFIRM, REPORT, START, STOPPED, TUNE, Run
+from .records import CONFIRM, REPORT, START, TUNE, Run
 from .schedule import PLAN, hash_of
 from .targets import TARGETS, signed, verdicts
 from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
 FIGURE = Path("docs/assets")
+WORDS = {TOKENS: "tokens", SECONDS: "seconds"}
 MAIN = (REFERENCE, "grpo_8", "grpo_4", "duet", "duet_stop")
 """Entrants of the figure."""
 
@@ -68,14 +69,14 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
     for task in dict.fromkeys(run.task for run in runs):
         found[f"tuning {task}"] = _tuning([run for run in runs if (run.task, run.stage) == (task, TUNE)], task)
     for task, contest in contests(runs).items():
-        found[f"main {task}"] = _main(contest)
-        found[f"scores {task}"] = _scores(contest)
-        found[f"seconds {task}"] = _seconds(contest)
+        found |= {f"{word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
+        found |= {f"{serving} {task}": _scores(contest, serving) for serving in contest.start.measurements[0].servings}
+        found[f"batch {task}"] = _batch(contest)
         pairs = zip(TARGETS, verdicts(contest), strict=True)
         rows = [[one.claim, f"{'met' if own.met else 'missed'}: {own.text}"] for one, own in pairs]
         found[f"targets {task}"] = Table(f"{task}: targets", ["target", "verdict"], rows)
     for task, contest in contests(runs, CONFIRM).items():
-        found[f"confirmed {task}"] = _main(contest)
+        found |= {f"confirmed {word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
     return {name: table for name, table in found.items() if table.rows}
 
 
@@ -85,7 +86,7 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
     for task, contest in contests(runs).items():
         for name in contest.runs:
             found[f"value {task} {name} seeds"] = str(len(contest.runs[name]))
-            for cost, word in ((TOKENS, "tokens"), (SECONDS, "seconds")):
+            for cost, word in WORDS.items():
                 for share in SHARES:
                     lead = contest.lead(name, REFERENCE, cost, share)
                     found[f"value {task} {name} {word} {share:.0%}"] = signed(lead)
@@ -132,48 +133,37 @@ def _tuned(run: Run) -> str:
     return f"{found['accuracy']:.3f}" + (f" ({found['pass_8']:.2f})" if "pass_8" in found else "")
 
 
-def _main(contest: Contest) -> Table:
-    """The main table: differences to the reference at equal cost, and the cost of getting as far."""
+def _leads(contest: Contest, cost: str) -> Table:
+    """A main table: differences to the reference at equal cost, and the cost of getting as far."""
     rows = []
     for name, own in contest.runs.items():
-        cells = [signed(contest.lead(name, REFERENCE, cost, share)) for cost in COSTS for share in SHARES]
-        cells = ["0"] * len(cells) if name == REFERENCE else [cell.removesuffix(" (one seed)") for cell in cells]
-        costs = [_reached(contest, name, cost) for cost in COSTS]
-        rows.append([name, ENTRANTS[name].what, str(len(own)), *cells, *costs])
-    shares = [f"{share:.0%} {word}" for word in ("tokens", "seconds") for share in SHARES]
-    headers = ["", "what it is", "seeds", *shares, "tokens to its end", "seconds to its end"]
-    return Table(f"{contest.task}: accuracy minus {REFERENCE}'s at equal cost", headers, rows)
+        cells = [signed(contest.lead(name, REFERENCE, cost, share)).removesuffix(" (one seed)") for share in SHARES]
+        cells = ["0"] * len(cells) if name == REFERENCE else cells
+        rows.append([name, str(len(own)), *cells, _reached(contest, name, cost)])
+    headers = ["", "seeds", *map("{:.0%}".format, SHARES), "to its end"]
+    return Table(f"{contest.task}: accuracy minus {REFERENCE}'s at equal {WORDS[cost]}", headers, rows)
 
 
-def _scores(contest: Contest) -> Table:
+def _scores(contest: Contest, serving: str) -> Table:
+    """Scores before training and at the end; of the serving that counts minus the reference's too."""
+    counts = serving == contest.serving
+    figures = ("accuracy", "greedy", "pass_8") if counts else ("accuracy", "greedy")
     rows = []
-    first = contest.start.measurements[0].servings
     for name in ("start", *contest.runs):
-        row = [name]
-        for serving in first:
-            if name == "start":
-                own = outcome(first[serving])
-            else:
-                servings = [run.measurements[-1].servings[serving] for run in contest.runs[name].values()]
-                found = [outcome(one) for one in servings]
-                own = {key: float(np.mean([one[key] for one in found])) for key in found[0]}
-            row += [f"{own['accuracy']:.3f}", f"{own['greedy']:.3f}"]
-            row += [f"{own['pass_8']:.3f}"] if serving == STOPPED or len(first) == 1 else []
-            row += [f"{own['length']:.1f}", f"{own['ended']:.0%}"]
-        for figure in ("greedy", "pass_8"):
+        runs = [contest.start] if name == "start" else list(contest.runs[name].values())
+        found = [outcome(run.measurements[-1].servings[serving]) for run in runs]
+        own = {key: float(np.mean([one[key] for one in found])) for key in found[0]}
+        row = [name, *(f"{own[key]:.3f}" for key in figures), f"{own['length']:.1f}", f"{own['ended']:.0%}"]
+        for figure in ("greedy", "pass_8") if counts else ():
             lead = contest.final_lead(name, figure) if name not in ("start", REFERENCE) else None
-            row.append("-" if lead is None else signed(lead))
+            row.append("-" if lead is None else signed(lead).removesuffix(" (one seed)"))
         rows.append(row)
-    headers = [""]
-    for serving in first:
-        passes = ["pass@8"] if serving == STOPPED or len(first) == 1 else []
-        headers += [f"{serving}: mean", "greedy", *passes, "tokens", "ended"]
-    return Table(
-        f"{contest.task}: scores at the end", [*headers, "greedy minus reference", "pass@8 minus reference"], rows
-    )
+    headers = ["", "mean", "greedy", *(["pass@8"] if counts else []), "tokens", "ended"]
+    headers += [f"{name} minus {REFERENCE}'s" for name in ("greedy", "pass@8")] if counts else []
+    return Table(f"{contest.task}: scores at the end, served {serving}", headers, rows)
 
 
-def _seconds(contest: Contest) -> Table:
+def _batch(contest: Contest) -> Table:
     rows = []
     for name, own in contest.runs.items():
         ends = [run.measurements[-1] for run in own.values()]

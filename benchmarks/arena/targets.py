@@ -14,8 +14,10 @@ from .entrants import REFERENCE
 
 SUBJECT = "duet_stop"
 """Entrant that is held to the targets."""
-UNGATED, COUNTS, ROUNDS = "grpo_4", "duet_counts", "pilot"
-RIVALS = ("grpo_4", "grpo_2", "grpo_8_several", "grpo_4_several", "grpo_2_several")
+UNGATED = "grpo_4"
+"""What `duet` is without its gate: GRPO with as many rollouts."""
+COUNTS, ROUNDS = "duet_counts", "pilot"
+RIVALS = ("grpo_2", "grpo_8_several", "grpo_4_several", "grpo_2_several")
 """GRPO with fewer rollouts or with several updates of a batch, all with the stop string."""
 NOT_INFERIOR = 0.02
 HALF = 0.5

@@ -37,11 +37,14 @@ def rows(table: str) -> dict[str, dict[str, str]]:
 
 
 def test_tables_have_everyone_who_ran() -> None:
-    own = [f"{name} {TASK}" for name in ("tuning", "main", "scores", "seconds", "targets", "confirmed")]
+    named = ["tuning", "tokens", "seconds", "stopped", "free", "batch", "targets", "confirmed tokens"]
+    own = [f"{name} {TASK}" for name in (*named, "confirmed seconds")]
     assert list(tables(records())) == ["start", *own]
     assert list(rows("start")) == [TASK, "two_ways"]
-    assert list(rows("main")) == list(rows("seconds")) == list(rows("scores"))[1:] == [REFERENCE, "duet_stop", "pilot"]
-    assert list(rows("confirmed")) == [REFERENCE, "duet_stop"]
+    for name in ("tokens", "seconds", "batch"):
+        assert list(rows(name)) == [REFERENCE, "duet_stop", "pilot"]
+    assert list(rows("stopped")) == list(rows("free")) == ["start", REFERENCE, "duet_stop", "pilot"]
+    assert list(rows("confirmed tokens")) == list(rows("confirmed seconds")) == [REFERENCE, "duet_stop"]
     assert list(tables([start()])) == ["start"] and tables([]) == values([]) == {}
     assert values(records())[f"value {TASK} pilot reached seconds"] == "never"
 
@@ -51,16 +54,16 @@ def test_tables_have_everyone_who_ran() -> None:
 @pytest.mark.parametrize(
     ("table", "row", "column", "text"),
     [
-        ("main", "duet_stop", "50% tokens", "+0.040 [+0.040, +0.040]"),
-        ("main", "duet_stop", "50% seconds", "+0.040 [+0.040, +0.040]"),
-        ("main", "duet_stop", "what it is", ENTRANTS["duet_stop"].what),
-        ("main", "duet_stop", "tokens to its end", "68%, 68%"),
-        ("main", "pilot", "100% seconds", "-0.100"),
+        ("tokens", "duet_stop", "50%", "+0.040 [+0.040, +0.040]"),
+        ("seconds", "duet_stop", "50%", "+0.040 [+0.040, +0.040]"),
+        ("tokens", "duet_stop", "to its end", "68%, 68%"),
+        ("tokens", "duet_stop", "seeds", "2"),
+        ("seconds", "pilot", "100%", "-0.100"),
         ("tuning", REFERENCE, "chosen", "3e-05"),
-        ("scores", "duet_stop", "greedy minus reference", "+0.015 [-0.049, +0.079]"),
-        ("scores", "start", "free: mean", "0.200"),
-        ("seconds", REFERENCE, "generate", "0.90"),
-        ("seconds", REFERENCE, "rest", "0.40"),
+        ("stopped", "duet_stop", f"greedy minus {REFERENCE}'s", "+0.015 [-0.049, +0.079]"),
+        ("free", "start", "mean", "0.200"),
+        ("batch", REFERENCE, "generate", "0.90"),
+        ("batch", REFERENCE, "rest", "0.40"),
         ("start", TASK, "tokens", "20.0"),
     ],
 )

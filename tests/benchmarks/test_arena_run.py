@@ -52,4 +52,4 @@ def test_the_smallest_arena_makes_every_run_once_and_reports_it(tmp_path: Path) 
         assert 0 < end.trained_tokens and 0 < sum(end.phases.values()) < end.seconds < one.took
     limit, end = reference.measurements[-1], duet.measurements[-1]
     assert end.seconds >= limit.seconds * (SMOKE.patience if end.generated_tokens < limit.generated_tokens else 1.0)
-    assert {f"main {TASK}", f"scores {TASK}", f"targets {TASK}"} <= tables(runs).keys()
+    assert {f"tokens {TASK}", f"free {TASK}", f"targets {TASK}"} <= tables(runs).keys()
