@@ -57,7 +57,8 @@ def _pretrained(name: str, model: str) -> Task:
         "vllm_max_model_length": 256,
         "per_device_train_batch_size": 64,
     }
-    return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, (1.5e-5, 3e-5, 6e-5, 1.2e-4, 2.4e-4), fields)
+    rates = (1.5e-5, 3e-5, 6e-5, 1.2e-4, 2.4e-4, 4.8e-4)
+    return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, rates, fields)
 
 
 def _tiny(name: str, task: Any, marker: str, pool: Callable[[], list[Any]]) -> Task:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which learning rate an entrant gets on a task: the best of the task's grid on the tuning split, with its own seed.
 
-The two rates in the middle are tried, and the next one on the side of the best until the best has both neighbours
+The two rates in the middle, of an even number the lower ones, are tried, and the next one on the side of the best until the best has both neighbours
 tried. A rate's figure is the accuracy by the last answer at the end of a run, served as the task is; of equal figures
 the lower rate is better.
 """
@@ -34,7 +34,8 @@ def best(found: dict[float, float]) -> float:
 def wanted(runs: Sequence[Run], task: str, entrant: str) -> list[float]:
     """Rates that still have to be tried; empty: the choice is made."""
     found, rates = tried(runs, task, entrant), TASKS[task].rates
-    middle = rates[len(rates) // 2 - 1 : len(rates) // 2 + 1]
+    lower = (len(rates) - 1) // 2
+    middle = rates[lower - 1 : lower + 1]
     if missing := [rate for rate in middle if rate not in found]:
         return missing
     place = rates.index(best(found))
