@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which learning rate an entrant gets on a task: the best of the task's grid on the tuning split, with its own seed.
 
-The two rates in the middle, of an even number the lower ones, are tried, and the next one on the side of the best until the best has both neighbours
-tried. A rate's figure is the accuracy by the last answer at the end of a run, served as the task is; of equal figures
-the lower rate is better.
+Two rates in the middle are tried, of an even number the lower ones, and the next one on the side of the best until the
+best has both neighbours tried. A rate's figure is the accuracy by the last answer at the end of a run, served as the
+task is; of equal figures the lower rate is better.
 """
 
 from collections.abc import Sequence
