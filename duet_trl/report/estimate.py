@@ -161,7 +161,7 @@ def logged_price(run: LoggedRun, lengths: np.ndarray) -> float:
     group, size, reward = run.group, int(run.group.max()) + 1, run.reward[known]
     count = np.bincount(group[known], minlength=size).astype(np.float64)
     mean = np.bincount(group[known], weights=reward, minlength=size) / np.maximum(count, 1.0)
-    seen = RewardHistory(count, mean, mean**2, float("nan"), float("nan"))
+    seen = RewardHistory(count, mean)
     worth = openness(*posterior(seen, (float(reward.min()), float(reward.max()))))
     return price_of_more(worth, count, np.maximum(np.bincount(group, weights=lengths) / np.bincount(group), 1.0))
 

@@ -17,11 +17,11 @@ RATES = TASKS[TASK].rates
 @pytest.mark.parametrize(
     ("figures", "places", "best", "edge"),
     [
-        ([0.1, 0.2, 0.6, 0.5, 0.4, 0.3], [2, 3, 1], 2, False),
-        ([0.1, 0.2, 0.5, 0.6, 0.4, 0.9], [2, 3, 4], 3, False),  # what lies beyond is not looked for
-        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [2, 3, 4, 5], 5, True),
-        ([0.6, 0.5, 0.4, 0.3, 0.2, 0.1], [2, 3, 1, 0], 0, True),
-        ([0.4, 0.5, 0.5, 0.5, 0.5, 0.5], [2, 3, 1, 0], 1, False),  # of equal ones the lower
+        ([0.1, 0.2, 0.6, 0.5, 0.4, 0.3], [1, 2, 3], 2, False),
+        ([0.1, 0.2, 0.5, 0.6, 0.4, 0.9], [1, 2, 3, 4], 3, False),  # what lies beyond is not looked for
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [1, 2, 3, 4, 5], 5, True),
+        ([0.6, 0.5, 0.4, 0.3, 0.2, 0.1], [1, 2, 0], 0, True),
+        ([0.4, 0.5, 0.5, 0.5, 0.5, 0.5], [1, 2, 0], 1, False),  # of equal ones the lower
     ],
 )
 def test_the_best_rate_has_both_neighbours_tried(figures, places, best, edge) -> None:
