@@ -31,7 +31,7 @@ DUET = {
     # Zero advantages: no part of the method, plain GRPO could save this time as well.
     "method_kwargs": {"drop_zero_advantage": False},
 }
-RECOMMENDED = UPDATES | {"method_kwargs": {}}  # defaults, that is without rollouts that have next to no advantage
+RECOMMENDED = UPDATES | {"method_kwargs": {}}  # defaults: rollouts with advantage 0 get no forward pass
 
 
 class Arm(NamedTuple):
