@@ -23,6 +23,8 @@ from .records import FREE, REPORT, START, STOPPED, Measurement, Run, Serving
 MARGIN = 0.01
 TOKENS, SECONDS = "generated_tokens", "seconds"
 COSTS = (TOKENS, SECONDS)
+WORDS = {TOKENS: "tokens", SECONDS: "seconds"}
+"""What tables and targets call these."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from duet_trl.report.tables import markdown_table, text_table
 
-from .contest import SECONDS, TOKENS, Contest, contests, outcome, seconds_per_batch
+from .contest import SECONDS, TOKENS, WORDS, Contest, contests, outcome, seconds_per_batch
 from .entrants import ENTRANTS, REFERENCE
 from .measuring import PHASES
 from .profiles import PROFILES
@@ -24,7 +24,6 @@ from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
 FIGURE = Path("docs/assets")
-WORDS = {TOKENS: "tokens", SECONDS: "seconds"}
 MAIN = (REFERENCE, "grpo_8", "grpo_4", "duet", "duet_stop")
 """Entrants of the figure."""
 

@@ -9,7 +9,7 @@ above -`NOT_INFERIOR`.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .contest import COSTS, MARGIN, SECONDS, TOKENS, Contest, Estimate
+from .contest import COSTS, MARGIN, SECONDS, TOKENS, WORDS, Contest, Estimate
 from .entrants import REFERENCE
 
 SUBJECT = "duet_stop"
@@ -62,7 +62,7 @@ def _reaches(cost: str, share: float) -> Target:
         return Verdict(met, "; ".join("never" if one is None else f"{one:.0%}" for one in found))
 
     return Target(
-        f"as far as {REFERENCE}'s end - {MARGIN} after <= {share:.0%} of its {_NAMES[cost]}, every seed", judge
+        f"as far as {REFERENCE}'s end - {MARGIN} after <= {share:.0%} of its {WORDS[cost]}, every seed", judge
     )
 
 
@@ -84,7 +84,7 @@ def _ahead(cost: str, *others: str) -> Target:
         return Verdict(is_above(leads[worst], 0), f"{signed(leads[worst])} over {worst}")
 
     names = others[0] if len(others) == 1 else f"the best of {', '.join(others)}"
-    return Target(f"ahead of {names} at half of {REFERENCE}'s {_NAMES[cost]}", judge)
+    return Target(f"ahead of {names} at half of {REFERENCE}'s {WORDS[cost]}", judge)
 
 
 def _uneven(cost: str) -> Target:
@@ -94,10 +94,9 @@ def _uneven(cost: str) -> Target:
         met = any(is_above(lead, 0) for lead in leads.values())
         return Verdict(met, ", ".join(f"{name} {signed(lead)}" for name, lead in leads.items()) or "not run")
 
-    return Target(f"counts or rounds ahead of even counts at half of {REFERENCE}'s {_NAMES[cost]}", judge)
+    return Target(f"counts or rounds ahead of even counts at half of {REFERENCE}'s {WORDS[cost]}", judge)
 
 
-_NAMES = {TOKENS: "tokens", SECONDS: "seconds"}
 TARGETS = (
     _reaches(TOKENS, 1 / 3),
     _reaches(SECONDS, 1 / 2.5),

@@ -153,10 +153,10 @@ class PromptStatistics(Stateful):
             low, high = (RANGE_MEMORY * end + (1.0 - RANGE_MEMORY) * of for end, of in ((low, least), (high, most)))
         self.reward_range = [min(low, least), max(high, most)]
         with self._table.editing(keys) as (column, place):
-            for name, power in (("reward_count", 0), ("reward_sum", 1)):
-                added = np.bincount(group, weights=values**power, minlength=len(keys))
-                column[name][np.unique(place[group])] *= self.reward_decay
-                np.add.at(column[name], place, added)
+            visited = np.unique(place[group])
+            for name, added in (("reward_count", 1.0), ("reward_sum", values)):
+                column[name][visited] *= self.reward_decay
+                np.add.at(column[name], place[group], added)
 
     def reward_history(self, keys: Sequence[str]) -> RewardHistory:
         """History of the rewards of ``keys`` (M,), discounted for the coming visit."""

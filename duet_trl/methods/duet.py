@@ -134,9 +134,9 @@ def settle_router_loss(config: Any, coefficient: float) -> None:
         return
     if (config.method_kwargs or {}).get("drop_zero_advantage") is not None:
         raise ValueError(
-            f"drop_zero_advantage=True, but this model has an auxiliary loss of its router (coefficient "
-            f"{coefficient}), to which rollouts with advantage 0 contribute. Set drop_zero_advantage=False, or set "
-            "router_aux_loss_coef=0."
+            "drop_zero_advantage=True, but this model has an auxiliary loss of its router (coefficient "
+            f"{coefficient}), to which rollouts with advantage 0 contribute. Set drop_zero_advantage=False, or "
+            "set router_aux_loss_coef=0."
         )
     config.options = replace(config.options, drop_zero_advantage=False)
 
