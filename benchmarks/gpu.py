@@ -9,7 +9,6 @@ recorded as that, with what it had measured by then and the last lines it printe
     swap_duet     gpu_parts/swap.py: the two-name swap on SmolLM2 in bf16, and what the gate adds to a decode step
     swap_grpo     the same script with method="grpo"
     mixed_135m    gpu_parts/pretrained.py: GRPO with a stop string against `duet` on a task of the arena, equal seconds
-    divergence    divergence.py: the divergence that several updates follow against the true one, on SmolLM2
 
 Nothing of it needs a network, vLLM or a configuration of accelerate. The model is made by `make models`. Several
 commands on one machine (--steps) add to one file, as long as machine, versions and arguments stay the same.
@@ -68,7 +67,6 @@ def all_steps(model: Path, seed: int, quick: bool) -> list[Step]:
 
     swap = ["gpu_parts/swap.py", "--model", str(model), *["--quick"] * quick, "--method"]
     pretrained = ["gpu_parts/pretrained.py", "--model", str(model), *["--quick"] * quick]
-    smaller = ["--policies", *(["two_ways", "--sizes", "100"] if quick else ["smollm2_135m"])]
     return [
         Step(
             "gate_kernel",
@@ -80,7 +78,6 @@ def all_steps(model: Path, seed: int, quick: bool) -> list[Step]:
         Step("swap_duet", script(*swap, "duet"), 95, "gpu_swap_duet"),
         Step("swap_grpo", script(*swap, "grpo"), 75, "gpu_swap_grpo"),
         Step("mixed_135m", script(*pretrained), 270, "gpu_mixed_135m"),
-        Step("divergence", script("divergence.py", *smaller), 65, "divergence"),
     ]
 
 
@@ -89,10 +86,9 @@ def main() -> int:
     names = [step.name for step in all_steps(FOLDER, 0, False)]
     parser = argument_parser(__doc__.splitlines()[0])
     parser.add_argument("--steps", nargs="+", choices=names, default=names, help="default: all")
-    of_steps = "folder of the policy of swap_* and mixed_135m"
-    parser.add_argument("--model", type=Path, default=FOLDER / "smollm2_135m", help=of_steps)
+    parser.add_argument("--model", type=Path, default=FOLDER / "smollm2_135m", help="folder of the policy")
     parser.add_argument("--limit_scale", type=float, default=1.0, help="factor on every time limit")
-    parser.add_argument("--quick", action="store_true", help="fewest batches and tokens, smallest policy, for a CPU")
+    parser.add_argument("--quick", action="store_true", help="fewest batches and tokens, for a CPU")
     arguments = parser.parse_args()
     chosen = [s for s in all_steps(arguments.model, arguments.seed, arguments.quick) if s.name in arguments.steps]
     found = run_all(chosen, about(arguments.model, arguments.seed, arguments.quick), arguments.limit_scale)

@@ -27,7 +27,6 @@ from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
 from .methods import METHODS
-from .update.trust_region import CUT_FIELDS, CUTS, DESIRED_KL, cut_batch
 from .upstream import check_upstream
 
 _PARENTS = {
@@ -93,7 +92,7 @@ class DUETGRPOConfig(GRPOConfig):
         "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.",
         rule=(lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
         acts=Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts'"),
-        methods=dict.fromkeys((*_DUETS, "pilot"), 0.5) | dict.fromkeys(("knapsack", "vip", "dynamo"), 1.0),
+        methods=dict.fromkeys((*_DUETS, "pilot"), 0.5) | dict.fromkeys(("knapsack", "vip"), 1.0),
         unread=1.0,
     )
     budget_reading: str | None = config_field(
@@ -174,37 +173,6 @@ class DUETGRPOConfig(GRPOConfig):
         default=False,
         acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: their KL term would count"),
     )
-    updates: str = config_field(
-        "Updates of a batch of rollouts: 'once', 'several' or 'sfpo'. An optimizer step (max_steps) is one update. "
-        "'once': as num_iterations and steps_per_generation define (TRL: one). 'several': four inside a trust region, "
-        "with a learning rate that adapts to desired_kl and memory for one more copy of the trained weights. 'sfpo': "
-        "three fast ones, a step back and a slow one.",
-        default="once",
-        rule=one_of("once", *CUTS),
-    )
-    desired_kl: float | None = config_field(
-        "With updates='several': target KL divergence, nats per token, of the policy before the updates of a batch "
-        f"from the one after. None: {DESIRED_KL:g}.",
-        rule=(lambda x: 0 < x < math.inf, "above 0, nats per token; got {}"),
-        acts=Acts(lambda v: v.updates == "several", "updates='several'"),
-    )
-    old_logps: str | None = config_field(
-        "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', from a forward pass over "
-        "the batch (as in TRL; none where the batch gets one update), or 'engine', from vLLM's sampling, without that "
-        "pass. None: 'trainer'.",
-        rule=one_of("trainer", "engine"),
-        acts=Acts(
-            lambda v: (
-                v.use_vllm
-                and (
-                    v.vllm_importance_sampling_correction
-                    or v.gradient_accumulation_steps % (v.steps_per_generation * v.num_iterations) != 0
-                )
-            ),
-            "use_vllm=True, where TRL computes log-probs before the updates: with vllm_importance_sampling_"
-            "correction, num_iterations above 1, or gradient_accumulation_steps below steps_per_generation",
-        ),
-    )
     shared_prompts: bool | None = config_field(
         "Rows of one prompt in a micro-batch share its forward pass in training. None: where the model "
         "supports it and it pays. True: an error where the model does not.",
@@ -261,8 +229,6 @@ class DUETGRPOConfig(GRPOConfig):
         check_types(self.__dict__, DUETGRPOConfig.__annotations__)
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
-        check_rule("updates", self.updates, DECLARED["updates"].rule)
-        cut_batch(self)
         # The relation checks below need the batch sizes that the parent resolves; none of it loads a model.
         super().__post_init__()
         if self.max_completion_length is None:
@@ -270,8 +236,6 @@ class DUETGRPOConfig(GRPOConfig):
         for name, rule in (_PARENTS | {name: said.rule for name, said in DECLARED.items()}).items():
             check_rule(name, self.__dict__[name], rule)
         self._resolve()
-        if self.updates == "several" and self.desired_kl is None:
-            self.desired_kl = DESIRED_KL
         self._check_relations()
         METHODS[self.method].check(self)
         check_upstream(self)
@@ -356,7 +320,7 @@ DECLARED = declarations(DUETGRPOConfig)
 """The declaration of each field above, by name."""
 METHOD_FIELDS = frozenset(name for name, said in DECLARED.items() if said.methods)
 """Fields that some methods read and others do not. Every method reads the other fields."""
-_OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "desired_kl", "generation_batch_size"})
+_OPEN = sorted({*METHOD_FIELDS, "steps_per_generation", "generation_batch_size"})
 """Fields that may hold something other than what was given."""
 
 

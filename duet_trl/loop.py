@@ -13,7 +13,6 @@ rejects what a method or an engine must not do. The host, which is the trainer, 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,9 +48,6 @@ class Host(Protocol):
 
     def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
         """Answers of the model in training, equal on every process."""
-
-    def answer_classes(self, step: StepRecord) -> np.ndarray:
-        """Class of the answer of each rollout so far, shape (N,), equal on every process."""
 
 
 @dataclass(eq=False)
@@ -333,7 +329,6 @@ class Loop:
             rewards=weighted_sum(rewards, self.host.reward_weights).double().cpu().numpy(),
             answers=answers,
             tokens=lambda rows: self._fetch(step, rows),
-            answer_class=cache(lambda: self.host.answer_classes(step)),
         )
 
     def _fetch(self, step: StepRecord, rows: Sequence[int]) -> list[tuple[list[int], list[float] | None]]:

@@ -129,7 +129,6 @@ class Query:
     hidden_at: int | None = None
     """Ask for the last hidden state at this token, 0..T-1, shape (D,); None: ask for the log-prob of each token at the
     sampling temperature, shape (T,), nats."""
-    entropies: bool = False  # ask for the entropy before each token as well, both in one array, shape (2, T), nats
 
 
 @dataclass(frozen=True)
@@ -152,9 +151,6 @@ class Rollouts:
     )
     """Token ids of some rollouts and their log-probs under the sampling policy (None where the engine has none). The
     processes that generated them hold them, so every process must ask for the same rows."""
-    answer_class: Callable[[], np.ndarray] = field(default=lambda: np.zeros(0, dtype=np.int64), repr=False)
-    """Class of each rollout's answer by the verifier's equivalence, shape (N,), int64: from 0 within a prompt, in the
-    order of first answers; -1: no answer. Only for a method that sets `compares_answers`; every process must ask."""
 
     def __len__(self) -> int:
         return len(self.jobs)

@@ -7,14 +7,12 @@ that log-probabilities, importance sampling, reference model and logging stay TR
 advantages, in which every loss type is positively homogeneous.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
@@ -42,7 +40,6 @@ from .seams.overlap import Overlap
 from .seams.prompt_sharing import prompt_sharing
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
 from .seams.scoring import Thoughts, add_ending_reward
-from .seams.several_updates import SeveralUpdates
 
 
 class DUETGRPOTrainer(GRPOTrainer):
@@ -67,7 +64,6 @@ class DUETGRPOTrainer(GRPOTrainer):
     _last_loaded_step = -1  # TRL's, which has it with vLLM only
     _current: StepRecord | None = None  # the generation step in training
     _sampler: Any = None  # of the training data; a stream has none
-    several: SeveralUpdates | None = None
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
     def __init__(
@@ -121,9 +117,6 @@ class DUETGRPOTrainer(GRPOTrainer):
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
-        if args.updates != "once":
-            self.several = SeveralUpdates(self)
-            self.add_callback(self.several)
         self.overlap = Overlap(self) if args.overlap else None
         self.old_logps = old_logps(self)
         self.sharing = None if self._own_rules else prompt_sharing(self)
@@ -160,15 +153,11 @@ class DUETGRPOTrainer(GRPOTrainer):
             return super().training_step(model, inputs, num_items_in_batch)
         before, started = self._current, time.perf_counter()
         booked = 0.0 if before is None else sum(before.seconds.values())
-        per_batch = self.args.steps_per_generation * self.num_iterations
-        if self.several is not None and self.several.closed and self._step % per_batch:
-            loss, self._step = torch.zeros((), device=self.accelerator.device), self._step + 1
-        else:
-            loss = super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
         step = self._current
         booked = sum(step.seconds.values()) - (booked if step is before else 0.0)
         step.seconds["update"] += time.perf_counter() - started - booked
-        if self._step % per_batch == 0:
+        if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
             self.report(metrics.time_metrics(step.seconds))
         return loss
 
@@ -204,8 +193,6 @@ class DUETGRPOTrainer(GRPOTrainer):
         self.watch.judged(step)
         rows = self._train_rows(step)
         self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
-        if self.several is not None:
-            self.several.begin(step)
         if self.overlap is not None:
             self.overlap.begin(step)
         return rows
@@ -259,14 +246,14 @@ class DUETGRPOTrainer(GRPOTrainer):
             return super()._compute_loss(model, inputs)
         step, spg = self._current, self.args.steps_per_generation
         scale = train_rows.scale(step, inputs, self.args, self.accelerator.num_processes)
-        weighted, score, seen = dict(inputs), self._get_per_token_logps_and_entropies, list[torch.Tensor]()
+        weighted = {**inputs, "advantages": inputs["advantages"] * scale}
+        score, seen = self._get_per_token_logps_and_entropies, list[torch.Tensor]()
 
         def scored(*args: Any, **kwargs: Any) -> tuple:
             output = score(*args, **kwargs)
             seen.append(output[0].detach())
-            # TRL reads weights and advantages next.
-            self.old_logps.weigh(weighted, seen[0])
-            train_rows.multiply_tokens(self.method, weighted, seen[0], output[1].detach(), scale)
+            self.old_logps.weigh(weighted, seen[0])  # TRL reads weights and ratios next
+            train_rows.teach_endings(weighted, seen[0])
             return output
 
         with (
@@ -305,21 +292,6 @@ class DUETGRPOTrainer(GRPOTrainer):
     def report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
         """Log values as metrics of DUET."""
         self._reporters.report(self._metrics["train"], values, by)
-
-    # ---- Several updates of a batch ---------------------------------------------------------------------------------
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
-        """transformers' schedule, times the factor that adapts the learning rate to the divergence of updates."""
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if self.several is not None and self.several.region is not None:
-            self.several.region.steer(scheduler)
-        return scheduler
-
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm)
-        if self.several is not None:
-            self.several.clipped_norm = min(float(norm), self.args.max_grad_norm or math.inf)
-        return norm
 
     # ---- Checkpoints ------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,6 @@ from trl import GRPOConfig
 
 def check_upstream(config: GRPOConfig) -> None:
     """Raise ValueError for fields of TRL that are incompatible with ours; it names the values and what to set."""
-    if config.updates != "once" and config.deepspeed_plugin is not None:
-        raise ValueError(
-            f"updates={config.updates!r} measures and moves weights, which DeepSpeed does not expose. Use FSDP2, or "
-            "updates='once'."
-        )
     repeated = {"n", "seed"} & (config.generation_kwargs or {}).keys()
     if config.use_vllm and repeated:
         raise ValueError(
@@ -24,17 +19,12 @@ def check_upstream(config: GRPOConfig) -> None:
         )
     sequence_level = config.vllm_importance_sampling_mode.startswith("sequence")
     corrected = config.use_vllm and config.vllm_importance_sampling_correction and sequence_level
-    if (corrected or config.old_logps == "engine") and (
-        config.top_p < 1 or config.top_k > 0 or (config.min_p or 0) > 0
-    ):
-        found = f"with vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r}"
-        remedy = "vllm_importance_sampling_correction=False (the paper's setting)"
-        if not corrected:
-            found, remedy = "with old_logps='engine'", "old_logps='trainer'"
+    if corrected and (config.top_p < 1 or config.top_k > 0 or (config.min_p or 0) > 0):
         raise ValueError(
-            f"top_p={config.top_p}, top_k={config.top_k}, min_p={config.min_p} {found}: the sampler's log-probs are "
-            f"renormalised inside the nucleus, and the ratio would compare two distributions. Set {remedy}, or "
-            "sample with top_p=1."
+            f"top_p={config.top_p}, top_k={config.top_k}, min_p={config.min_p} with vllm_importance_sampling_mode="
+            f"{config.vllm_importance_sampling_mode!r}: the sampler's log-probs are renormalised inside the nucleus, "
+            "and the ratio would compare two distributions. Set vllm_importance_sampling_correction=False (the "
+            "paper's setting), or sample with top_p=1."
         )
     if config.overlap:
         _check_overlap(config)
@@ -48,7 +38,7 @@ def _check_overlap(config: GRPOConfig) -> None:
             f"use_vllm={config.use_vllm}, vllm_mode={config.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', "
             "or overlap=False."
         )
-    if not config.vllm_importance_sampling_correction and config.old_logps != "engine":
+    if not config.vllm_importance_sampling_correction:
         raise ValueError(
             "overlap=True trains on rollouts of the weights before the last updates, and nothing corrects for the "
             "difference. Set vllm_importance_sampling_correction=True, or overlap=False."

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo-tiny                       two CPU cores, no GPU, real vLLM in process; about six minutes
+# make demo-tiny                       two CPU cores, no GPU, real vLLM in process; about four minutes
 """Plain GRPO, then DUET at half the token budget, on a task that two CPU cores learn in minutes.
 
-DUET runs twice: with one update of each batch of rollouts, as GRPO has it and every other setting alike, and with
-`updates="several"`. All start from the same policy and take the same prompts in the same order, in
-the same number of batches. Each runs in its own process, because a vLLM engine keeps state of the process it was
-built in. The table, the figure and summary.json of the output folder show the result, whatever it is.
+Both start from the same policy and take the same prompts in the same order, in the same number of batches. Each runs
+in its own process, because a vLLM engine keeps state of the process it was built in. The table, the figure and
+summary.json of the output folder show the result, whatever it is.
 """
 
 import argparse
@@ -19,10 +18,9 @@ from typing import Any, NamedTuple
 
 import yaml
 from tiny_math.cpu import ENVIRONMENT
-from tiny_math.scaled import GRACE_WINDOW, UPDATES
+from tiny_math.scaled import GRACE_WINDOW
 
 from duet_trl.mistakes import mistakes
-from duet_trl.update.trust_region import CUTS
 
 DUET = {
     "method": "duet",
@@ -31,7 +29,6 @@ DUET = {
     # Zero advantages: no part of the method, plain GRPO could save this time as well.
     "method_kwargs": {"drop_zero_advantage": False},
 }
-RECOMMENDED = UPDATES | {"method_kwargs": {}}  # defaults: rollouts with advantage 0 get no forward pass
 
 
 class Arm(NamedTuple):
@@ -40,16 +37,10 @@ class Arm(NamedTuple):
     name: str
     settings: dict[str, Any]
 
-    @property
-    def updates(self) -> int:
-        """Its optimizer steps per batch of rollouts."""
-        return CUTS[self.settings["updates"]].updates if "updates" in self.settings else 1
-
 
 ARMS = {
     "grpo": Arm("GRPO", {"method": "grpo"}),
     "duet": Arm("DUET, b = 0.5", DUET),
-    "duet_updates": Arm("DUET, b = 0.5, several updates", DUET | RECOMMENDED),
 }
 SETTINGS = Path(__file__).parent / "configs" / "math_tiny.yaml"
 ENGINE_HELP = "what generates rollouts: vLLM in this process, a vLLM server on port 8000, or transformers"
@@ -57,7 +48,7 @@ POOL_SIZE = 160  # ten steps an epoch
 
 
 def main() -> None:
-    """Run all arms one after the other and report."""
+    """Run both arms one after the other and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--steps", type=int, default=28, help="batches of rollouts of each run")
     parser.add_argument("--seed", type=int, default=0, help="order of the prompts")
@@ -83,8 +74,7 @@ def compare(args: argparse.Namespace) -> None:
     """Train each arm in its own process, then write and print the report."""
     begin = time.perf_counter()
     for number, (key, arm) in enumerate(ARMS.items(), start=1):
-        each = f" with {arm.updates} updates each" if arm.updates > 1 else ""
-        print(f"\n[{number}/{len(ARMS)}] {arm.name}: {args.steps} batches of rollouts{each}", flush=True)
+        print(f"\n[{number}/{len(ARMS)}] {arm.name}: {args.steps} batches of rollouts", flush=True)
         command = [sys.executable, __file__, *sys.argv[1:], "--arm", key]
         if subprocess.run(command, env=ENVIRONMENT | os.environ).returncode != 0:
             sys.exit(f"error: the {arm.name} run failed; its message is above.")
@@ -126,11 +116,9 @@ def build(args: argparse.Namespace, arm: Arm, folder: Path) -> tuple[Any, Any]:
     settings = yaml.safe_load(SETTINGS.read_text()) | arm.settings
     if args.engine == "server":
         settings["vllm_mode"] = "server"
-    elif args.engine == "transformers":
-        settings.pop("old_logps", None)  # only vLLM returns them
     config = DUETGRPOConfig(
         output_dir=str(folder),
-        max_steps=args.steps * arm.updates,
+        max_steps=args.steps,
         seed=args.seed,
         use_vllm=args.engine != "transformers",
         **settings,
@@ -145,7 +133,7 @@ def build(args: argparse.Namespace, arm: Arm, folder: Path) -> tuple[Any, Any]:
         trainer,
         [problem.messages for problem in held_out],
         lambda index, ids: is_correct(trainer.processing_class.decode(ids), held_out[index].answer),
-        every=args.eval_every * arm.updates,
+        every=args.eval_every,
     )
     trainer.add_callback(evaluation)
     print_lines(trainer)

@@ -39,7 +39,7 @@ class Lines(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **of: Any
     ) -> None:
-        """Reward, divergence of the update and what is desired, rate, tokens generated so far."""
+        """Reward, rate, tokens generated so far."""
         if not state.is_world_process_zero:
             return
         self.logged |= logs
@@ -47,13 +47,8 @@ class Lines(TrainerCallback):
             return
         of_batch, self.logged = self.logged, {}
         self.generated += of_batch.get("duet/generated_tokens", 0.0)
-        divergence = "".join(
-            f"  {word} {of_batch[key]:.2e}"
-            for word, key in (("divergence", "duet/update_kl"), ("desired", "duet/desired_kl"))
-            if key in of_batch
-        )
         print(
-            f"step {state.global_step}  reward {of_batch['reward']:.3f}{divergence}  "
+            f"step {state.global_step}  reward {of_batch['reward']:.3f}  "
             f"rate {of_batch['learning_rate']:.1e}  tokens {self.generated:,.0f}",
             flush=True,
         )

@@ -24,7 +24,6 @@ from duet_trl.engines.engine import Completion, Policy, Request
 from duet_trl.methods import METHODS
 from duet_trl.rollouts import StepRecord
 from duet_trl.trainer import DUETGRPOTrainer
-from tests.distributed_methods import CountFours
 from tests.engines.table_engine import TableEngine
 from tests.runs import duet_trainer, prompts
 from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
@@ -124,8 +123,10 @@ class Updates(TrainerCallback):
         self.killer.visit("optimizer")
 
 
-class Reward(CountFours):
-    """1 for a four, so that some groups are degenerate; compares answers too."""
+class Reward:
+    """1 for a four, so that some groups are degenerate."""
+
+    __name__ = "count_fours"
 
     def __init__(self, killer: Killer) -> None:
         self.killer = killer

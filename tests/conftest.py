@@ -43,7 +43,6 @@ LONGEST_FIRST = (
     "test_trainer_vllm",
     "test_trainer_server_lost",
     "test_arena_run",
-    "test_several_pretrained",
     "test_trainer_pretrained",
     "test_chaos",
     "test_math_tiny",

@@ -8,23 +8,8 @@ from pathlib import Path
 
 from duet_trl.config import reads
 from tests.processes import report
-from tests.runs import count_fours, duet_trainer, logged, prompts
+from tests.runs import duet_trainer, logged, prompts
 from tests.states import plain
-
-
-class CountFours:
-    """A reward function that can compare answers: the number of fours."""
-
-    __name__ = "count_fours"
-
-    def __call__(self, completions, **columns):
-        return count_fours(completions)
-
-    def answers(self, completions, **columns):
-        return [str(text.count("4")) for text in completions]
-
-    def equivalent(self, pairs):
-        return [one == other for one, other in pairs]
 
 
 def train(model: str, output_dir: Path, method: str) -> dict:
@@ -36,8 +21,7 @@ def train(model: str, output_dir: Path, method: str) -> dict:
     options = {"method": method, "max_steps": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     options |= {"max_completion_length": 48} | (gate if "grace_window" in reads(method) else own)
     # Eight of twelve prompts a step: some come again, and methods that draw others find them.
-    rewards = {"rewards": CountFours()} if method == "seed_grpo" else {}
-    trainer = duet_trainer(model, output_dir / method, data=prompts(12), **rewards, **options)
+    trainer = duet_trainer(model, output_dir / method, data=prompts(12), **options)
     jobs = []
     judge = trainer.loop.judge
 

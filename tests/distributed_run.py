@@ -49,8 +49,7 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=resumes)
     end = [p.detach() for p in trainer.model.parameters()]
     found = {
-        "state": plain(trainer.loop.state_dict() | ({} if trainer.several is None else trainer.several.state_dict())),
-        "divergences": [x["duet/update_kl"] for x in trainer.state.log_history if "duet/update_kl" in x],
+        "state": plain(trainer.loop.state_dict()),
         "weights": hashlib.sha256(b"".join(p.numpy().tobytes() for p in end)).hexdigest(),
         "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
         "plans": plans,

@@ -46,7 +46,6 @@ SCRIPTS: dict[str, dict[str, str]] = {
     "docs/extending.md": {},
     "docs/from_grpo.md": {},
     "docs/own_task.md": {},
-    "docs/recipes.md": {'output_dir="out",': 'output_dir="out", use_cpu=True, bf16=False,'},
     "notebooks/data/README.md": {
         "max_steps=15": "max_steps=1",
         "max_completion_length=320": "max_completion_length=48",

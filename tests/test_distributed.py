@@ -49,21 +49,12 @@ def launch(processes: int, model: Path, output_dir: Path, script: str = "distrib
 
 @pytest.mark.distributed
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {**WINDOWS, "beta": 0.04, "mask_truncated_completions": True, **LOGS},
-        {"updates": "several", "max_steps": 8},
-    ],
-    ids=["windows-logs-and-evaluation", "several"],
-)
-def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, overrides):
-    # Of 32 rollouts of a step 27 are in the budget, of 64 in windows 55: the processes cannot have equally many.
-    first, second = launch(2, tiny_path, tmp_path, budget_fraction=0.86, **overrides)
+def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path):
+    # Of 64 rollouts of a step 55 are in the budget: the processes cannot have equally many.
+    options = {**WINDOWS, "beta": 0.04, "mask_truncated_completions": True, **LOGS}
+    first, second = launch(2, tiny_path, tmp_path, budget_fraction=0.86, **options)
     assert first["state"] == second["state"]
     assert first["weights"] == second["weights"]
-    assert first["divergences"] == second["divergences"]  # of the rows of both
-    assert len(first["divergences"]) == 2 * ("updates" in overrides)
     assert first["moved"] > 1e-4
     assert first["samples"] == second["samples"]  # three prompts over two processes, known to both
     assert [len(row) for row in first["samples"]] == [1, 1, 1]
@@ -151,9 +142,6 @@ def test_a_run_of_several_processes_resumes_where_it_was(tmp_path, sharded):
         assert found["weights_were_loaded"] > 1e-4 and found["moved"] > found["weights_were_loaded"]
         assert found["same_state"]
         assert found["difference"] < 1e-6  # weights and Adam's moments were restored
-        assert found["same_rate"]
-        # In float32 where weights are whole; where they are sharded in bf16, less its rounding.
-        assert len(found["divergences"]) == 4 and 0 < max(found["divergences"]) < 5e-2
 
 
 @pytest.mark.distributed

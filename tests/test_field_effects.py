@@ -46,8 +46,6 @@ COUNTS = {"allocate": True}
 PAPER = {"method": "paper"}
 NO_GATE = {"trim": False, "abort": False}
 TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
-TWICE = {"num_iterations": 2}
-PLAIN_VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": False}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
@@ -60,10 +58,6 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("keep_probability", 0.05, {"trim": False, **PAPER}, {"abort": False, **PAPER}),
     ("audit_columns", ["level"], {"audit_log": True}, {}),
     ("exclude_zero_variance_groups", True, {}, {"beta": 0.1}),
-    ("desired_kl", 0.1, {"updates": "several"}, {}),
-    ("desired_kl", 0.1, {"updates": "several"}, {"updates": "sfpo"}),
-    ("old_logps", "engine", {"use_vllm": True}, {}),
-    ("old_logps", "engine", {**TWICE, **PLAIN_VLLM}, PLAIN_VLLM),
     ("shared_prompts", True, {}, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32}),
     ("engine", "openai", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weight_sync", "disk", SERVER, {}),

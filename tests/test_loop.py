@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop under any method: rounds, prefixes, questions to the model, factors on tokens, and what it refuses."""
+"""The loop under any method: rounds, prefixes, questions to the model, and what it refuses."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from duet_trl.exchange import Exchange
 from duet_trl.gate.replay import GateSpec
 from duet_trl.loop import MAX_ROUNDS, Loop
 from duet_trl.methods.grouping import group_relative
-from duet_trl.methods.method import Method, Setting, TokenBatch
+from duet_trl.methods.method import Method, Setting
 from duet_trl.rollouts import Job, Judgement, LocalRollout, NoMorePrompts, Prompt, Prompts, Query, Rollouts, StepRecord
 from duet_trl.seams.metrics import step_metrics
 from tests.runs import duet_trainer, logged, prompts, weights
@@ -34,7 +34,6 @@ class Curious(Method):
     def __init__(self) -> None:
         self.asked: list[np.ndarray] = []
         self.seen: list[tuple[Rollouts, Judgement, np.ndarray]] = []
-        self.factors: list[tuple[int, ...]] = []
 
     def jobs(self, of: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         if done is None:
@@ -74,12 +73,6 @@ class Curious(Method):
     def metrics(self) -> dict[str, float]:
         return {"curious": 1.0}
 
-    def token_factor(self, batch: TokenBatch) -> torch.Tensor:
-        assert batch.logps.shape == batch.entropies.shape == batch.mask.shape
-        assert batch.advantages.shape == batch.rollout.shape
-        self.factors.append(tuple(batch.rollout.tolist()))
-        return torch.zeros_like(batch.logps)
-
 
 def own_trainer(model, folder, method: Method, **options):
     data = prompts(12)
@@ -116,9 +109,7 @@ def test_a_method_of_a_test_file_uses_everything_a_method_may_ask_for(tiny_path,
     assert logged(trainer, "duet/asked_tokens") == [5.0 * PREFIX] * 2
     assert logged(trainer, "duet/trained_tokens")[0] == lengths[done.round == 1].sum()
     np.testing.assert_array_equal(np.isfinite(sum_logps), judgement.in_gradient)
-    assert set(np.concatenate(method.factors).tolist()) >= set(np.flatnonzero(done.round == 1).tolist())
-    # Every token's advantage was multiplied by 0.
-    assert logged(trainer, "grad_norm") == [0.0, 0.0] and torch.equal(weights(trainer), start)
+    assert min(logged(trainer, "grad_norm")) > 0 and not torch.equal(weights(trainer), start)
 
     resumed = own_trainer(tiny_path, tmp_path, Curious(), max_steps=3, max_rollouts=40)
     resumed.train(resume_from_checkpoint=True)
@@ -149,12 +140,6 @@ def test_a_query_for_log_probs_gives_those_of_the_policy(tiny_path, tmp_path):
     assert len(asked) == 5
     for logps, expected in asked:
         np.testing.assert_allclose(logps, expected, atol=1e-4)
-
-    step, ids = trainer._current, (7, 5, 6)
-    (both,) = answer(step, [Query(1, ids, entropies=True)])
-    prompt = trainer._tokenize_prompts([step.prompts[1].example["prompt"]])[0][0]
-    logps = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1).detach()
-    np.testing.assert_allclose(both, torch.stack([logps[range(3), ids], -(logps.exp() * logps).sum(-1)]), atol=1e-4)
 
 
 @pytest.mark.parametrize(("method", "name"), [(Curious(), "duet"), (None, "own")])

@@ -19,9 +19,6 @@ class Plain(Curious):
     def jobs(self, of, done):
         return [] if done is not None else [Job(prompt) for prompt in range(len(of)) for _ in range(2)]
 
-    def token_factor(self, batch):
-        return None
-
 
 @pytest.mark.parametrize("name", ["rounds", "nonfinite_rollouts", "seconds_update"])
 def test_a_metric_has_one_reporter(tiny_path, tmp_path, name):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who competes: methods at their recommended budgets, with their authors' settings, and everything they share.
 
-The learning rate is tuned for each entrant and task (`tuning.py`), over the tokens and seconds of the reference; with
-several updates of a batch it is where the rate starts. Everything else is the default of the method, or the choice of
-its authors. All run through `DUETGRPOTrainer`.
+The learning rate is tuned for each entrant and task (`tuning.py`), over the tokens and seconds of the reference.
+Everything else is the default of the method, or the choice of its authors. All run through `DUETGRPOTrainer`.
 """
 
 from collections.abc import Mapping
@@ -49,7 +48,6 @@ class Entrant:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
 
-SEVERAL = {"updates": "several"}
 REFERENCE = "grpo_8_stop"
 """GRPO at full budget with the stop string: the others are compared with it at equal tokens and at equal seconds."""
 _ALL = (
@@ -57,14 +55,9 @@ _ALL = (
     Entrant("grpo_8", "the same without the stop string", "grpo", stops=False),
     Entrant("grpo_4", "GRPO, 4 rollouts", "grpo", 0.5),
     Entrant("grpo_2", "GRPO, 2 rollouts", "grpo", 0.25),
-    Entrant("grpo_8_several", "GRPO, 8 rollouts, several updates", "grpo", settings=SEVERAL),
-    Entrant("grpo_4_several", "GRPO, 4 rollouts, several updates", "grpo", 0.5, settings=SEVERAL),
-    Entrant("grpo_2_several", "GRPO, 2 rollouts, several updates", "grpo", 0.25, settings=SEVERAL),
     Entrant("duet", "the two-name swap, as in README", "duet", 0.5, stops=False),
     Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
     Entrant("duet_counts", "duet_stop with uneven counts", "duet", 0.5, settings={"allocate": True}),
-    Entrant("duet_several", "duet_stop with several updates", "duet", 0.5, settings=SEVERAL),
-    Entrant("duet_far", "that at ten times the divergence", "duet", 0.5, settings=SEVERAL | {"desired_kl": 3e-2}),
     Entrant("pilot", "two rollouts of twice as many prompts, then the rest", "pilot", 0.5, crowd=2),
     Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5, lean=False),
     Entrant("dapo", "DAPO's dynamic sampling", "dapo", settings={"epsilon_high": 0.28}),
@@ -79,7 +72,6 @@ _ALL = (
     ),
     Entrant("arrol", "ARRoL's pruning", "arrol", lean=False),
     Entrant("spec_rl", "SPEC-RL's drafts", "spec_rl"),
-    Entrant("grpo_8_sfpo", "GRPO with SFPO's updates", "grpo", settings={"updates": "sfpo"}),
 )
 ENTRANTS: dict[str, Entrant] = {entrant.name: entrant for entrant in _ALL}
 """All entrants by name, the reference first, in order of compute."""
@@ -91,7 +83,7 @@ def configuration(entrant: Entrant, task: Task, learning_rate: float, seed: int,
     Args:
         entrant (Entrant): The entrant.
         task (Task): The task.
-        learning_rate (float): Constant, or where it starts.
+        learning_rate (float): Where it starts.
         seed (int): Order of the prompts, and of sampling.
         prompts (int): Of a batch, of an entrant whose `crowd` is 1.
 
@@ -111,12 +103,11 @@ def configuration(entrant: Entrant, task: Task, learning_rate: float, seed: int,
     generation: dict[str, Any] = {}
     if entrant.stops and task.stop:
         generation = {"stop": list(task.stop), "include_stop_str_in_output": True}
-    several = "updates" in entrant.settings  # which cuts the batch itself
     return grouped(
         {
             "method": entrant.method,
             "max_completion_length": task.max_completion_length,
-            "lr_scheduler_type": "constant",
+            "lr_scheduler_type": "constant",  # `Watch` lets the rate fall
             "gradient_checkpointing": False,
             "dataloader_pin_memory": False,
             "use_cpu": True,
@@ -136,7 +127,7 @@ def configuration(entrant: Entrant, task: Task, learning_rate: float, seed: int,
             "seed": seed,
             "per_device_train_batch_size": micro_batch,
             "gradient_accumulation_steps": rollouts // micro_batch,
-            "steps_per_generation": None if several else rollouts // micro_batch,
+            "steps_per_generation": rollouts // micro_batch,
         }
         | ({"generation_kwargs": generation} if generation else {})
     )

@@ -20,8 +20,6 @@ CURVES = (
     "duet/num_rollouts/mean",
     "duet/trim_rate",
     "duet/abort_rate",
-    "duet/update_kl",
-    "duet/desired_kl",
     "completions/mean_length",
     "frac_reward_zero_std",
     "learning_rate",
@@ -32,7 +30,7 @@ CURVES = (
 
 @dataclass(frozen=True)
 class Limits:
-    """When a run ends, and what it is measured at on the way.
+    """How long a run is, and what it is measured at on the way.
 
     Attributes:
         batches (int | None): Of the reference, which alone has a fixed number.
@@ -53,11 +51,13 @@ class Limits:
             return sum(batch >= round(share * self.batches) for share in self.shares)
         return sum((tokens >= share * self.tokens) + (seconds >= share * self.seconds) for share in self.shares)
 
-    def ends(self, batch: int, tokens: int, seconds: float) -> bool:
-        """Whether the run does."""
+    def progress(self, batch: int, tokens: int, seconds: float) -> float:
+        """How far the run is, in [0, 1]; at 1 it ends."""
         if self.batches is not None:
-            return batch >= self.batches
-        return seconds >= self.seconds * (1 if tokens >= self.tokens else self.patience)
+            return min(batch / self.batches, 1.0)
+        spent = tokens / self.tokens if self.tokens else 1.0
+        passed = seconds / self.seconds
+        return min(max(min(spent, passed), passed / self.patience), 1.0)
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Cost:
 
 
 class Watch(TrainerCallback):
-    """Measures a run by its limits, and ends it.
+    """Measures a run by its limits, lets its learning rate fall linearly to 0 over them, and ends it.
 
     Args:
         trainer (Any): The trainer it is added to, with a colocated engine.
@@ -139,37 +139,39 @@ class Watch(TrainerCallback):
         self.measurements: list[Measurement] = []
         self.curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
         self.cost = Cost()
-        self._trained = 0.0
-        self._batch: dict[str, float] = {}
         self._passed = 0
-        self._began = 0.0
+        self._began = self._rate = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Start the clock."""
         self._began = time.perf_counter()
 
+    @property
+    def _progress(self) -> float:
+        return self.limits.progress(self.cost.batch, self.cost.generated_tokens, self.cost.seconds)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+        """Set the rate as TRL's default schedule would, which needs a number of batches that nobody knows yet."""
+        self._rate = args.learning_rate * (1.0 - self._progress)
+        for group in optimizer.param_groups:
+            group["lr"] = self._rate
+
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **_: Any) -> None:
-        """Note an optimizer step; after the last of a batch measure the policy where it is time."""
+        """Note a batch, which is one optimizer step, and measure the policy where it is time."""
         if "loss" not in logs:
             return  # the summary after the last step
         cost, now = self.cost, time.perf_counter()
         cost.seconds += now - self._began
         self._began = now
-        cost.generated_tokens += round(logs.get("duet/generated_tokens", 0.0))
-        # Each update trains its mini-batch of what the first one of a batch logs.
-        self._trained = logs.get("duet/trained_tokens", self._trained)
-        cost.trained_tokens += self._trained * args.gradient_accumulation_steps / args.steps_per_generation
-        self._batch |= {name: value for name, value in logs.items() if isinstance(value, int | float)}
-        if "duet/seconds_update" not in logs:
-            return
         cost.batch += 1
+        cost.generated_tokens += round(logs["duet/generated_tokens"])
+        cost.trained_tokens += logs["duet/trained_tokens"]
         for name in PHASES:
-            cost.phases[name] += self._batch.get(f"duet/seconds_{name}", 0.0)
+            cost.phases[name] += logs[f"duet/seconds_{name}"]
         for name, values in self.curves.items():
-            value = self._batch.get(name)
+            value = self._rate if name == "learning_rate" else logs.get(name)
             values.append(None if value is None else float(f"{value:.4g}"))
-        self._batch = {}
-        ends = self.limits.ends(cost.batch, cost.generated_tokens, cost.seconds)
+        ends = self._progress >= 1
         passed = self.limits.passed(cost.batch, cost.generated_tokens, cost.seconds)
         control.should_training_stop |= ends
         if ends or passed > self._passed:

@@ -35,8 +35,6 @@ class Problem:
 class ArenaReward:
     """Reward function in TRL's form: 1 where the last answer of a completion is right, else 0.
 
-    It is a verifier too (`duet_trl.rewards.AnswerVerifier`), for methods that compare answers.
-
     Args:
         problems (Sequence[Problem]): The training prompts; a row names its own in the column `index`.
         marker (str): Of an answer.
@@ -51,14 +49,6 @@ class ArenaReward:
     def __call__(self, completions: Sequence[Any], index: Sequence[int], **_: Any) -> list[float]:
         pairs = zip(map(text_of, completions), index, strict=True)
         return [float(self.problems[place].is_right(text, self.marker)) for text, place in pairs]
-
-    def answers(self, completions: Sequence[Any], **_: Any) -> list[str | None]:
-        """The last answer of each completion; None where there is none."""
-        return [extract_answer(self.marker, text_of(one), "last") for one in completions]
-
-    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Answers are short: they are equal if their texts are."""
-        return [first.strip() == second.strip() for first, second in pairs]
 
 
 def text_of(completion: Any) -> str:

@@ -66,7 +66,7 @@ PROFILES = {
         tuning=Size(150, 8),
         whole={STOPPED: Size(300, 8, True), FREE: Size(150, 1, True)},
         start={STOPPED: Size(300, 16, True), FREE: Size(150, 2, True)},
-        seeds=(0, 1, 2, 3, 4),
+        seeds=(10, 11, 12, 13, 14),
         fresh_seeds=(200, 201, 202),
     ),
     "smoke": Profile(

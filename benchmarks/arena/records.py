@@ -73,7 +73,7 @@ class Run:
         task (str): Key of `TASKS`.
         entrant (str): Key of `ENTRANTS`; empty for `START`.
         stage (str): Of `STAGES`.
-        learning_rate (float): Constant, or where it starts.
+        learning_rate (float): Where it starts.
         seed (int): Of the order of the prompts and of sampling.
         measurements (list[Measurement]): In the order of their batches.
         curves (dict[str, list[float | None]]): Metrics of every batch.

@@ -29,7 +29,6 @@ COMMON = {
     "max_completion_length": "Raise it if rollouts that think or answer late are cut (`completions/clipped_ratio`).",
     "marker": "Always, unless answers are boxed, `\\boxed{...}` ([how](own_task.md#2-marker)).",
     "abort": "`False` if late answers are lost (`duet/late_answers_lost`).",
-    "updates": 'Keep it: `"several"` is unproven beyond tiny policies ([how](recipes.md#updates)).',
     "beta": "Keep 0: above it no rollout skips the forward pass.",
     "gradient_accumulation_steps": "Raise it for more prompts a step. Out of memory: double it and halve "
     "`per_device_train_batch_size`.",
@@ -54,7 +53,7 @@ def tables() -> str:
     """All tables, with their headings, the common fields first; the longest with what they say."""
     own = [one for one in fields(DUETGRPOConfig) if one.name in DECLARED and one.name != "filled_in"]  # internal
     parts = [
-        "## The common ten",
+        "## Common fields",
         _common(),
         "## How to read the tables",
         READING,

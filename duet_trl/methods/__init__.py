@@ -9,7 +9,6 @@ from ..field_types import Options
 from . import duet, paper
 from .arrol import Arrol, ArrolOptions
 from .dapo import Dapo, DapoOptions
-from .dynamo import Dynamo
 from .gated import refuse_lone_rollouts
 from .greso import Greso
 from .grpo import GRPO
@@ -17,7 +16,6 @@ from .knapsack import Knapsack
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .reinforce_ada import ReinforceAda, ReinforceAdaOptions
-from .seed_grpo import SeedGRPO, SeedGRPOOptions
 from .spec_rl import SpecRL, SpecRLOptions
 from .vip import Vip, VipOptions
 
@@ -69,8 +67,6 @@ METHODS: dict[str, Entry] = {
     "reinforce_ada": _plain(ReinforceAda, ReinforceAdaOptions),
     "knapsack": _plain(Knapsack),
     "vip": _plain(Vip, VipOptions),
-    "dynamo": _plain(Dynamo),
-    "seed_grpo": _plain(SeedGRPO, SeedGRPOOptions),
     "arrol": _plain(Arrol, ArrolOptions),
     "spec_rl": _plain(SpecRL, SpecRLOptions),
     "own": Entry(_build_own, Options, lambda config: None),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from ..rollouts import Job, Judgement, Prompt, Prompts, Query, Rollouts
 from ..state import restore, state_of
@@ -33,17 +32,6 @@ class Setting:
     seed: int = 0  # of every random decision
 
 
-@dataclass(frozen=True)
-class TokenBatch:
-    """A micro-batch inside the loss, on the device, without gradients."""
-
-    logps: torch.Tensor  # log-prob of each token under the policy, shape (B, T), nats
-    entropies: torch.Tensor  # entropy of the policy before each token, shape (B, T), nats
-    mask: torch.Tensor  # tokens of the loss, shape (B, T), 0 or 1
-    advantages: torch.Tensor  # weighted advantage of each row, shape (B,)
-    rollout: torch.Tensor  # number of each row's rollout in the step, shape (B,), int64; -1 for padding
-
-
 class Method(Protocol):
     """A method. A subclass inherits everything after `observe`."""
 
@@ -54,8 +42,6 @@ class Method(Protocol):
     plain: bool = False
     """It is GRPO: `num_generations` rollouts of every prompt in one round, all trained with weight 1, and rows stay
     where `GRPOTrainer` has them."""
-    compares_answers: bool = False
-    """It asks for `Rollouts.answer_class`, so that the run needs a reward function that can compare answers."""
     embeddings: str | None = None
     """Source of the prompt vectors that it needs: "policy", or a model (`duet_trl.seams.embeddings`). The trainer
     then sets `embed`."""
@@ -120,7 +106,3 @@ class Method(Protocol):
             f"{type(self).__name__} compares prompts by vectors and was given none. Set its attribute `embeddings`, "
             "from which the trainer sets `embed`; without a trainer set `embed` itself."
         )
-
-    def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
-        """Factor on the advantage of each token inside the loss, shape (B, T); None: 1 everywhere."""
-        return None

@@ -80,22 +80,6 @@ class ChoiceVerifier:
             )
         return verdicts
 
-    def answers(
-        self, completions: list[Completion], options: list[Any] | None = None, **columns: Any
-    ) -> list[str | None]:
-        """The answer of each completion, as its letter where the row has options and it names one; None: none."""
-        options = [None] * len(completions) if options is None else options
-        found: list[str | None] = []
-        for text, row_options in zip(read_completions(completions, columns), options, strict=True):
-            answer, texts = extract_answer(self._marker, text, self._which), _texts(row_options)
-            is_read = answer is not None and len(answer) <= MAX_ANSWER_LENGTH
-            found.append((texts and choice_letter(answer, len(texts), texts) or answer) if is_read else None)
-        return found
-
-    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Whether the first answer of each pair would be right if the second were gold."""
-        return [_agrees(answer, gold, []) for answer, gold in pairs]
-
 
 _default_verifier = cache(ChoiceVerifier)
 

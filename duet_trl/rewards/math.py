@@ -88,28 +88,18 @@ class MathVerifier:
         """Verdicts on the contents of the boxes, None without a box; the rest as in :func:`math_reward`."""
         return self._verdicts([self._pair(answer, gold) for answer, gold in zip(answers, golds, strict=True)])
 
-    def answers(self, completions: list[Completion], **columns: Any) -> list[str | None]:
-        """The content of each completion's box; None without one, or with one that is too long to be read."""
-        boxed = [extract_boxed(text, which=self._which) for text in read_completions(completions, columns)]
-        return [None if text is None or len(text) > MAX_ANSWER_LENGTH else text for text in boxed]
-
-    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Whether the first answer of each pair would be right if the second were gold."""
-        # Answers of a policy need not be readable; the warnings are about gold answers.
-        return [x == 1.0 for x in self._verdicts([self._pair(*pair, warn=False) for pair in pairs], warn=False)]
-
     def close(self) -> None:
         """Ends the worker processes; they start again with the next call."""
         self._workers.close()
 
-    def _verdicts(self, pairs: list[tuple[str | None, str]], warn: bool = True) -> list[float | None]:
+    def _verdicts(self, pairs: list[tuple[str | None, str]]) -> list[float | None]:
         with self._lock:
             if len(self._cache) > CACHE_SIZE:
                 self._cache.clear()
-            self._fill_cache([pair for pair in dict.fromkeys(pairs) if pair not in self._cache], warn)
+            self._fill_cache([pair for pair in dict.fromkeys(pairs) if pair not in self._cache])
             return [self._cache.get(pair) for pair in pairs]
 
-    def _fill_cache(self, pairs: list[tuple[str | None, str]], warn: bool) -> None:
+    def _fill_cache(self, pairs: list[tuple[str | None, str]]) -> None:
         size = max(1, min(CHUNK_SIZE, -(-len(pairs) // len(self._workers.all))))
         chunks = [pairs[start : start + size] for start in range(0, len(pairs), size)]
         for chunk, verdicts in zip(chunks, self._workers.ask_all(chunks), strict=True):
@@ -118,14 +108,14 @@ class MathVerifier:
                 continue
             for pair, verdict in zip(chunk, verdicts, strict=True):
                 self._cache[pair] = {"1": 1.0, "n": None}.get(verdict, 0.0)
-                if warn and verdict in WARNINGS:
+                if verdict in WARNINGS:
                     self._warn_once(WARNINGS[verdict], pair)
 
-    def _pair(self, answer: str | None, gold: Any, warn: bool = True) -> tuple[str | None, str]:
+    def _pair(self, answer: str | None, gold: Any) -> tuple[str | None, str]:
         """Answer and gold as the workers read them; None in place of an answer that is wrong unread."""
         text = gold_text(gold)
         gold = readable(gold_answer(text))
-        if warn and text.strip() and not gold:
+        if text.strip() and not gold:
             self._warn_once(UNREADABLE_GOLD, (answer, text))
         if answer is not None and len(answer) > MAX_ANSWER_LENGTH:
             self._warn_once(f"answer has more than {MAX_ANSWER_LENGTH} characters and scores 0", (answer, gold))

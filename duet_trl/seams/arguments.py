@@ -12,11 +12,10 @@ from ..methods import build_method, setting_of
 from ..methods.method import Method
 from .checkpoint import check_json, round_trip
 from .data_checks import check_data, check_evaluation, check_reward_columns
-from .scoring import answer_verifier
 
 _DECIDING = ("jobs", "judge", "observe")
-_INHERITED = ("setup", "state_dict", "load_state_dict", "metrics", "embed", "token_factor")
-_ATTRIBUTES = ("gated", "plain", "compares_answers", "embeddings", "identity")
+_INHERITED = ("setup", "state_dict", "load_state_dict", "metrics", "embed")
+_ATTRIBUTES = ("gated", "plain", "embeddings", "identity")
 _ENGINE = ("generate", "sync_weights", "sample")
 
 
@@ -46,7 +45,7 @@ def check_arguments(
     `data` are training and evaluation set, `others` arguments that go to GRPOTrainer. Returns the method as far as it
     is known, and whether rollouts end by their own rules.
     """
-    needs = check_method(method, args, reward_funcs)
+    needs = check_method(method, args)
     check_engine(engine)
     own_rules = ends_by_own_rules(others, args)
     needs_prompt = not others.get("environment_factory")
@@ -56,11 +55,11 @@ def check_arguments(
     return needs, own_rules
 
 
-def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any) -> Method:
+def check_method(method: Method | None, args: DUETGRPOConfig) -> Method:
     """The method as far as it is known before the model: its attributes state what the run needs.
 
-    TypeError if it is not one. ValueError unless it is given exactly where the configuration asks, if its state would
-    not survive a checkpoint, or if it compares answers and no reward function can.
+    TypeError if it is not one. ValueError unless it is given exactly where the configuration asks, or if its state
+    would not survive a checkpoint.
     """
     if method is not None:
         _check_form(method)
@@ -73,10 +72,7 @@ def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any)
     if method is not None:
         method.setup(setting_of(args))
         _check_state(method)
-    outline = build_method(args) if method is None else method
-    if outline.compares_answers:
-        answer_verifier(reward_funcs)
-    return outline
+    return build_method(args) if method is None else method
 
 
 def _check_form(method: Any) -> None:
@@ -168,8 +164,8 @@ def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
         raise ValueError(f"{given[0]} ends rollouts by its own rules, as DUET's gate does. Set method='grpo' for it.")
     if given and args.audit_log:
         raise ValueError(f"audit_log=True records what DUET decides; with {given[0]} there is nothing. Remove it.")
-    trains = ("updates", "old_logps", "exclude_zero_variance_groups", "overlap", "shared_prompts")
-    of_batches = [(name, value) for name in trains if (value := args.__dict__[name]) not in (None, False, "once")]
+    trains = ("exclude_zero_variance_groups", "overlap", "shared_prompts")
+    of_batches = [(name, value) for name in trains if (value := args.__dict__[name]) not in (None, False)]
     if given and of_batches:
         raise ValueError(
             f"{of_batches[0][0]}={of_batches[0][1]!r} cannot have an effect with {given[0]}, where "

@@ -25,7 +25,7 @@ from ..gate.streaming import GateSetup
 from ..rollouts import Job, LocalRollout, Query, StepRecord, policy_mask
 from .backend import Backend
 from .resuming import Checkpoints
-from .scoring import Thoughts, answer_verifier, checked, classes_of_step, pay_endings, raise_first
+from .scoring import Thoughts, checked, pay_endings, raise_first
 from .train_rows import side_by_side, standing_in
 
 
@@ -148,10 +148,6 @@ class Generation:
         columns = sorted(set(self.exchange.objects(list(local))))
         return {one: self.exchange.in_order(rows, local.get(one, [None] * len(rows))) for one in columns}
 
-    def answer_classes(self, step: StepRecord) -> np.ndarray:
-        """Class of each rollout's answer; see [`~duet_trl.loop.Host`]."""
-        return classes_of_step(step, answer_verifier(self.trainer.reward_funcs), self.thoughts, self.exchange)
-
     @torch.no_grad()
     def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
         """Answers of the model in training, a micro-batch at a time; see [`~duet_trl.loop.Host`]."""
@@ -173,18 +169,10 @@ class Generation:
             output = self.trainer.model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
             hidden = output.hidden_states[-1][:, -width:]
         if any(query.hidden_at is None for query in queries):
-            wanted = any(query.entropies for query in queries)
-            logps, entropies, *_ = self.trainer._get_per_token_logps_and_entropies(
-                self.trainer.model, ids, mask, width, compute_entropy=wanted
-            )
+            logps, *_ = self.trainer._get_per_token_logps_and_entropies(self.trainer.model, ids, mask, width)
 
         def answer(row: int, query: Query) -> torch.Tensor:
-            if query.hidden_at is not None:
-                return hidden[row, query.hidden_at]
-            length = len(query.ids)
-            return (
-                torch.stack([logps[row, :length], entropies[row, :length]]) if query.entropies else logps[row, :length]
-            )
+            return logps[row, : len(query.ids)] if query.hidden_at is None else hidden[row, query.hidden_at]
 
         return [answer(row, query).float().cpu().numpy() for row, query in enumerate(queries)]
 

@@ -2,8 +2,8 @@
 """Log-probs before the updates of a batch, without the forward pass over it that TRL makes for them.
 
 TRL needs them for the clipped ratio, and with vLLM for the importance weight of each token against the log-prob that
-it was sampled with. `old_logps="engine"` takes the sampled ones for both. Otherwise, where a batch gets one update,
-the pass of that update has the same log-probs: weights, and what TRL logs of them, come from there.
+it was sampled with. Where a batch gets one update, the pass of that update has the same log-probs: weights, and what
+TRL logs of them, come from there.
 """
 
 import math
@@ -23,33 +23,24 @@ _METRICS = "sampling/sampling_logp_difference/", "sampling/importance_sampling_r
 def old_logps(trainer: Any) -> TrlsLogps:
     """Where the log-probs before the updates of `trainer` come from; its arguments are settled."""
     args = trainer.args
-    if args.old_logps == "engine":
-        return EngineLogps(trainer)
     one_update = args.gradient_accumulation_steps % (args.steps_per_generation * args.num_iterations) == 0
     corrected = args.use_vllm and args.vllm_importance_sampling_correction
     # With overlap the next rollouts are planned before the update, by a method that has seen this batch.
-    return LateLogps(trainer) if corrected and one_update and not (args.overlap or trainer.several) else TrlsLogps()
+    return LateLogps(trainer) if corrected and one_update and not args.overlap else TrlsLogps()
 
 
-class EngineLogps(TrlsLogps):
-    """Those that vLLM sampled with."""
+class LateLogps(TrlsLogps):
+    """Those of the training pass. In TRL's scoring those of the engine stand in for them: every weight is 1 there."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []  # distances and weights of each micro-batch
 
     def stand_ins(self, logprobs: list | None) -> dict[str, Any]:
         """As `TrlsLogps`. ValueError if the engine gave none."""
         trainer = self.trainer
         known = sampled_logps(logprobs, trainer.pad_to_multiple_of).to(trainer.accelerator.device)
         return {"_get_per_token_logps_and_entropies": first_known(known, trainer._get_per_token_logps_and_entropies)}
-
-
-class LateLogps(EngineLogps):
-    """Those of the training pass. In TRL's scoring those of the engine stand in for them: every weight is 1 there."""
-
-    def __init__(self, trainer: Any) -> None:
-        super().__init__(trainer)
-        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []  # distances and weights of each micro-batch
 
     def put_off(self, batch: dict[str, torch.Tensor]) -> None:
         """As `TrlsLogps`."""
@@ -98,8 +89,8 @@ def sampled_logps(logprobs: list | None, multiple: int | None) -> torch.Tensor:
     """
     if logprobs is None:
         raise ValueError(
-            "old_logps='engine' needs an engine that returns the log-probs of its tokens, and this one returned "
-            "none. Use old_logps='trainer'"
+            "vllm_importance_sampling_correction=True needs an engine that returns the log-probs of its tokens, and "
+            "this one returned none. Set it to False."
         )
     rows = [torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float32) for row in logprobs]
     return pad(rows, 0.0, padding_side="right", pad_to_multiple_of=multiple)

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..update.divergence import in_float32
+from ..update.float32 import in_float32
 from ..update.shared_prompt import NO_LABEL, SharedMask, SharedRow, shared_row
 from .train_rows import side_by_side
 
@@ -195,7 +195,7 @@ def _compared(trainer: Any) -> str | None:
     row, labels = shared_row(ids, mask, width), ids.masked_fill(mask == 0, NO_LABEL)
     labels[:, :-width] = NO_LABEL
     try:
-        with in_float32(model, "highest") if exact else trainer.accelerator.autocast() as wide:
+        with in_float32(model) if exact else trainer.accelerator.autocast() as wide:
             forward = wide or model
             apart = forward(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
             shared = row.unpacked(_forward(forward, row).log_probs)

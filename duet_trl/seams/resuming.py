@@ -38,7 +38,7 @@ class TrainingStopped(RuntimeError):
 class Checkpoints:
     """Checkpoints of a trainer: what is written next to transformers' files, and what is restored from it.
 
-    The trainer's `loop` and `several` hold the state; without an `automaton` the run has no gate.
+    The trainer's `loop` and `overlap` hold the state; without an `automaton` the run has no gate.
     """
 
     def __init__(self, trainer: GRPOTrainer, method: Method, automaton: TokenAutomaton | None) -> None:
@@ -116,8 +116,8 @@ class Checkpoints:
     def write(self, folder: Path) -> None:
         """Write what the method remembers into a folder, as every checkpoint has it."""
         state = self.trainer.loop.state_dict()
-        for part in filter(None, (self.trainer.several, self.trainer.overlap)):
-            state |= part.state_dict()
+        if self.trainer.overlap is not None:
+            state |= self.trainer.overlap.state_dict()
         write_state(folder, state, self._identity)
 
     def folder(self, trial: Any = None) -> Path:
@@ -147,8 +147,9 @@ class Checkpoints:
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         self._compare_data(checkpoint / DATA_FILE)
         state = read_state(checkpoint, self._identity)
-        for part in filter(None, (self.trainer.loop, self.trainer.several, self.trainer.overlap)):
-            part.load_state_dict(state)
+        self.trainer.loop.load_state_dict(state)
+        if self.trainer.overlap is not None:
+            self.trainer.overlap.load_state_dict(state)
 
     def _compare_data(self, path: Path) -> None:
         saved = json.loads(path.read_text()) if path.exists() else None
@@ -174,7 +175,6 @@ def run_identity(trainer: GRPOTrainer, method: Method, automaton: TokenAutomaton
         "max_completion_length": args.max_completion_length,
         "num_generations": args.num_generations,
         "seed": args.seed,
-        "updates": args.updates,
         "budget_fraction": args.budget_fraction,
         "rewards": dict(zip(trainer.reward_func_names, weights, strict=True)),
         "method": type(method).__name__,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input of reward functions, the results they may return, and their use: thoughts, checks, endings, answers.
+"""Input of reward functions, the results they may return, and their use: thoughts, checks, endings.
 
 TRL takes what a reward function returns apart: of a mapping it would train on the keys. A reward for ending teaches a
 policy to stop where the trim would stop it: no reward sees what it would have written after its answer, and where it
@@ -19,11 +19,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from trl.trainer.utils import is_async_callable
 
-from ..exchange import Exchange
 from ..gate.thoughts import Delimiters, prompt_opens_thought
-from ..rewards.answers import AnswerVerifier, answer_classes
 from ..rewards.completions import WRITTEN, Completion, written_completions
-from ..rollouts import StepRecord
 from ..update.advantages import weighted_sum
 from .data_checks import short
 
@@ -152,35 +149,3 @@ def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) ->
     others = rewards_per_func[:, :-1]
     earned = weighted_sum(others, reward_weights[:-1].to(others.device)).clamp(min=0.0)
     rewards_per_func[:, -1] *= torch.where(torch.isnan(others).all(dim=1), torch.nan, earned.nan_to_num(0.0))
-
-
-def answer_verifier(reward_funcs: Any) -> AnswerVerifier:
-    """The first reward function (one, a list, or None) that can compare answers; ValueError if none can."""
-    given = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
-    for one in given:
-        # A class has the functions of its objects.
-        if isinstance(one, AnswerVerifier) and not isinstance(one, type):
-            return one
-    raise ValueError(
-        f"this method compares the answers of rollouts, and no reward function can: {given}. Pass an object such as "
-        "duet_trl.rewards.MathVerifier() (in place of the function math_reward) or ChoiceVerifier(), or give your "
-        "own verifier the two functions of duet_trl.rewards.AnswerVerifier."
-    )
-
-
-def classes_of_step(step: StepRecord, verifier: AnswerVerifier, thoughts: Thoughts, exchange: Exchange) -> np.ndarray:
-    """Class of each rollout's answer within its prompt, shape (N,), the same on every process; -1: no answer."""
-    local = list(step.local.values())
-    opened = np.array([one.in_thought for one in local], dtype=bool)
-    completions = [one.completion for one in local]
-    examples = [step.prompts[step.jobs[row].prompt].example for row in step.local]
-    rows = thoughts.shown_to_rewards(examples, opened, completions, [one.completion_ids for one in local])
-    columns = {name: [row[name] for row in rows] for name in (*(examples[0] if examples else ()), WRITTEN)}
-    columns.pop("prompt", None)
-    answers = exchange.in_order(step.rows, verifier.answers(completions, **columns))
-
-    def decide() -> np.ndarray | None:
-        return answer_classes(answers, step.done.prompt, verifier.equivalent) if exchange.process_index == 0 else None
-
-    # One process decides: a verifier with a time limit may differ from one to the next.
-    return exchange.first(exchange.fail_together(decide))

@@ -18,12 +18,11 @@ from trl.trainer.utils import pad, split_tensor_dict
 from ..config import DUETGRPOConfig
 from ..exchange import PADDING_ROW, Exchange, pack
 from ..methods.grouping import spread_within
-from ..methods.method import Method, TokenBatch
 from ..rollouts import LocalRollout, StepRecord
 
 
 class TrlsLogps:
-    """Log-probs before the updates of a batch as TRL computes them, where it needs any; `old_logps.py` has others."""
+    """Log-probs before the updates of a batch as TRL computes them, where it needs any; `old_logps.py` has another."""
 
     def stand_ins(self, logprobs: list | None) -> dict[str, Any]:
         """What replaces TRL's scoring of a batch, from the log-probs of its rows under the engine."""
@@ -266,25 +265,12 @@ def side_by_side(
     return ids, mask, max(map(len, right))
 
 
-def multiply_tokens(
-    method: Method, inputs: dict[str, Any], logps: torch.Tensor, entropies: torch.Tensor, scale: float
-) -> None:
-    """Multiply the advantage of each token by the method's factor and the scale of the divisor, in place.
-
-    `inputs` is a micro-batch before TRL reads its ratios; `logps` and `entropies`, nats, are those of its tokens now,
-    shape (B, C), without a gradient.
-    """
-    teach_endings(inputs, logps)
-    advantages = inputs["advantages"]
-    batch = TokenBatch(logps, entropies, inputs["completion_mask"], advantages, inputs["duet_row"])
-    factor = method.token_factor(batch)
-    if factor is not None:
-        advantages = advantages.unsqueeze(1) * factor.to(advantages)
-    inputs["advantages"] = advantages * scale
-
-
 def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
-    """Let the EOS that is taught count as a token that the policy has just drawn: every ratio there is 1, in place."""
+    """Let the EOS that is taught count as a token that the policy has just drawn: every ratio there is 1, in place.
+
+    `inputs` is a micro-batch before TRL reads its ratios; `logps`, nats, are those of its tokens now, shape (B, C),
+    without a gradient.
+    """
     place = _taught(inputs)
     for name, value in (("old_per_token_logps", logps), ("importance_sampling_ratio", torch.ones_like(logps))):
         known = inputs.get(name)

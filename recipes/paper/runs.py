@@ -28,8 +28,6 @@ METHODS = {
     "vip": "VIP",
     "reinforce_ada": "Reinforce-Ada",
     "knapsack": "Knapsack RL",
-    "seed_grpo": "SEED-GRPO",
-    "dynamo": "DynaMO",
     "spec_rl": "SPEC-RL",
     "paper": "DUET (paper)",
     "duet": "DUET",

@@ -49,6 +49,7 @@ def test_the_smallest_arena_makes_every_run_once_and_reports_it(tmp_path: Path) 
         assert max(found.right) <= found.samples and 0 < found.ended <= 1
         assert end.batch == len(one.curves["reward"])
         assert end.generated_tokens == pytest.approx(sum(one.curves["duet/generated_tokens"]), rel=1e-3)
+        assert one.curves["learning_rate"][0] == one.learning_rate > one.curves["learning_rate"][-1] > 0
         assert 0 < end.trained_tokens and 0 < sum(end.phases.values()) < end.seconds < one.took
     limit, end = reference.measurements[-1], duet.measurements[-1]
     assert end.seconds >= limit.seconds * (SMOKE.patience if end.generated_tokens < limit.generated_tokens else 1.0)

@@ -85,5 +85,3 @@ def test_the_reward_is_the_last_answer_of_the_rows_own_problem(marker: str, form
     both = answer % 42 + "\nWait.\n" + answer % 43
     texts = [form(text) for text in (answer % 42, both, both, "42", answer % 42)]
     assert reward(texts, index=[0, 0, 1, 0, 1], prompts=[""] * 5) == [1.0, 0.0, 1.0, 0.0, 0.0]
-    assert [found and found.strip() for found in reward.answers(texts)] == ["42", "43", "43", None, "42"]
-    assert reward.equivalent([("42", " 42\n"), ("42", "43")]) == [True, False]

@@ -44,7 +44,6 @@ def rollouts(
     """The record of a step from its jobs, rewards, shape (N,) or (N, F), and lengths (default: 10 tokens each).
 
     Every token of a rollout is its number, with a log-prob of -1. One that reaches its `max_tokens` has not ended.
-    Rollouts with the same reward give the same answer; those without one give none.
     """
     jobs = tuple(job for round_ in rounds for job in round_)
     per_func = np.array(rewards, dtype=np.float64).reshape(len(jobs), -1) if jobs else np.zeros((0, 1))
@@ -66,7 +65,6 @@ def rollouts(
         rewards_per_func=torch.from_numpy(per_func),
         rewards=np.where(abstained, np.nan, np.nansum(per_func, axis=1)),
         answers=tuple(answers),
-        answer_class=lambda: np.where(abstained, -1, np.unique(np.nan_to_num(per_func[:, 0]), return_inverse=True)[1]),
         tokens=lambda rows: [([int(row)] * int(length[row]), [-1.0] * int(length[row])) for row in rows],
     )
 
@@ -76,9 +74,7 @@ def run_step(
     prompts: Prompts,
     reward: Callable[[str, int], float | Sequence[float]],
     length: Callable[[str, int], int] = lambda key, number: 10,
-    answer: Callable[[str, Query], np.ndarray] = lambda key, query: np.full(
-        (2, len(query.ids)) if query.entropies else len(query.ids), -1.0
-    ),
+    answer: Callable[[str, Query], np.ndarray] = lambda key, query: np.full(len(query.ids), -1.0),
 ) -> tuple[Rollouts, Judgement]:
     """Rounds until the method asks for no more, then one judgement, which the method learns from."""
     rounds: list[list[Job]] = []

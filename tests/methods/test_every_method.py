@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from duet_trl.methods import METHODS as ENTRIES
 from duet_trl.methods.arrol import Arrol
 from duet_trl.methods.dapo import Dapo
-from duet_trl.methods.dynamo import Dynamo
 from duet_trl.methods.greso import Greso
 from duet_trl.methods.knapsack import Knapsack
 from duet_trl.methods.method import Method, Setting
 from duet_trl.methods.pilot import Pilot
 from duet_trl.methods.reinforce_ada import ReinforceAda
-from duet_trl.methods.seed_grpo import SeedGRPO
 from duet_trl.methods.spec_rl import SpecRL
 from duet_trl.methods.vip import Vip
 
@@ -27,12 +25,10 @@ CLASSES = {
     "dapo": Dapo,
     "greso": Greso,
     "knapsack": Knapsack,
-    "dynamo": Dynamo,
     "pilot": Pilot,
     "reinforce_ada": ReinforceAda,
     "vip": Vip,
     "arrol": Arrol,
-    "seed_grpo": SeedGRPO,
     "spec_rl": SpecRL,
 }
 METHODS = {
@@ -151,7 +147,6 @@ REFUSED = [
     ("knapsack", {"num_rollouts_min": 5}, {}, "16 rollouts cannot be shared by 4 prompts.*num_rollouts_min and"),
     ("knapsack", {"num_rollouts_max": 3}, {}, "16 rollouts cannot be shared by 4 prompts"),
     ("knapsack", {"num_generations": 2}, {}, "a single one, and no step has a gradient"),
-    ("dynamo", {"budget_fraction": 0.125}, {}, "budget of 1 rollouts per prompt .* no step has a gradient"),
     ("reinforce_ada", {}, {"num_kept": 33}, "num_kept=33 is above 4 rounds of num_generations=8"),
     ("reinforce_ada", {"max_rollouts": 31}, {}, "4 prompts x num_generations=8 are 32 rollouts, above max_rollouts"),
     ("vip", {"budget_fraction": 0.125}, {}, "budget of 1 rollouts per prompt .* no step has a gradient"),
@@ -159,7 +154,6 @@ REFUSED = [
     ("arrol", {}, {"detect_at": 100}, "detect_at=100 is not below max_completion_length=100"),
     ("arrol", {"max_rollouts": 63}, {}, "are 64 rollouts, above max_rollouts=63"),
     ("arrol", {}, {"keep_rate": 0.05}, r"keep_rate must be in \(0.05, 1\], got 0.05"),
-    ("seed_grpo", {}, {"alpha": -0.1}, "alpha must be at least 0, got -0.1"),
     ("spec_rl", {}, {"lenience": float("inf")}, "lenience must be at least 0 and finite, got inf"),
 ]
 

@@ -93,16 +93,16 @@ def test_the_rewards_compare_the_last_or_the_first_boxed_integer(text, answer, l
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_the_demo_trains_all_arms_and_reports(tmp_path):
+def test_the_demo_trains_both_arms_and_reports(tmp_path):
     pytest.importorskip("vllm", reason="needs vLLM")
     small = ("--steps", "1", "--eval_problems", "5", "--eval_every", "0")
     done = forked(["recipes/math_tiny.py", *small, "--output_dir", str(tmp_path)])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "speed-up" in done.stdout
     summary = json.loads((tmp_path / "summary.json").read_text())
-    for run, updates in zip(summary["runs"], (1, 1, 4), strict=True):
-        assert [point["step"] for point in run["evaluations"]] == [0, updates]
+    for run in summary["runs"]:
+        assert [point["step"] for point in run["evaluations"]] == [0, 1]
         assert len([entry for entry in run["history"] if "duet/generated_tokens" in entry]) == 1
-    grpo, *both = (run["evaluations"][-1]["generated_tokens"] for run in summary["runs"])
-    assert 0 < max(both) < 0.75 * grpo  # half the rollouts, and some of them cut short
+    grpo, duet = (run["evaluations"][-1]["generated_tokens"] for run in summary["runs"])
+    assert 0 < duet < 0.75 * grpo  # half the rollouts, and some of them cut short
     assert (tmp_path / "accuracy.png").exists()

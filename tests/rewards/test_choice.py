@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from duet_trl.gate.markers import extract_answer
 from duet_trl.rewards.choice import ChoiceVerifier, choice_letter, choice_reward, normalize_answer
+from duet_trl.rewards.completions import MAX_ANSWER_LENGTH
 from tests.rewards.case_files import cases, verdict
 
 CASES = cases("choice")
@@ -55,6 +56,11 @@ def test_short_answers_by_exact_match_after_normalisation():
         if [grade(answer, gold), grade(gold, answer)] != expected:
             wrong.append((answer, gold))
     assert wrong == []
+
+
+def test_an_answer_longer_than_any_is_wrong_unread():
+    gold = "a" * MAX_ANSWER_LENGTH
+    assert [grade(gold, gold), grade(gold + "a", gold + "a")] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", ["golds", "golds of options"])

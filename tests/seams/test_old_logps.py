@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probs before the updates of a batch, from the engine or from the training pass."""
+"""Log-probs before the updates of a batch, from the training pass."""
 
 import math
 from collections import defaultdict
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from duet_trl.seams.old_logps import OLD, SAMPLED, WEIGHT, EngineLogps, LateLogps, old_logps, sampled_logps
+from duet_trl.seams.old_logps import OLD, SAMPLED, WEIGHT, LateLogps, old_logps, sampled_logps
 from duet_trl.seams.train_rows import TrlsLogps
 
 CLIPS = {"vllm_importance_sampling_clip_min": 0.6, "vllm_importance_sampling_clip_max": 1.5}
@@ -23,16 +23,13 @@ def chosen(**overrides) -> TrlsLogps:
         "gradient_accumulation_steps": 2,
         "steps_per_generation": 2,
         "num_iterations": 1,
-        "old_logps": None,
         "overlap": False,
         **CLIPS,
         **overrides,
     }
     accelerator = SimpleNamespace(device=torch.device("cpu"), gather=torch.atleast_1d)
     metrics = {"train": defaultdict(list)}
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(**arguments), accelerator=accelerator, several=None, pad_to_multiple_of=None
-    )
+    trainer = SimpleNamespace(args=SimpleNamespace(**arguments), accelerator=accelerator, pad_to_multiple_of=None)
     trainer._metrics, trainer._get_per_token_logps_and_entropies = metrics, None
     return old_logps(trainer)
 
@@ -102,8 +99,6 @@ def test_metrics_are_over_the_tokens_of_all_micro_batches_that_the_engine_report
         ({"overlap": True}, TrlsLogps),
         ({"vllm_importance_sampling_correction": False}, TrlsLogps),
         ({"use_vllm": False}, TrlsLogps),
-        ({"old_logps": "engine"}, EngineLogps),
-        ({"old_logps": "engine", "num_iterations": 2}, EngineLogps),
     ],
 )
 def test_trls_pass_stays_where_the_training_pass_comes_too_late(overrides, kind):
@@ -130,5 +125,5 @@ def test_the_log_probs_that_tokens_were_drawn_with_are_padded_like_completions()
         assert found.shape == (2, width) and found.dtype == torch.float32
         assert found[0, [0, 2]].tolist() == [-0.5, -2.0] and found[0, 1].isnan()
         assert found[1].tolist() == [-1.0] + [0.0] * (width - 1)
-    with pytest.raises(ValueError, match="an engine that returns the log-probs .* Use old_logps='trainer'"):
+    with pytest.raises(ValueError, match="needs an engine that returns the log-probs .* Set it to False"):
         sampled_logps(None, None)

@@ -172,7 +172,6 @@ RUNS = {
     "duet": {},
     "grpo": {"method": "grpo"},
     "grpo_grpo_loss": {"method": "grpo", "loss_type": "grpo", "beta": 0.1},
-    "several": {"updates": "several"},
     "old_logps_and_reference": {"num_iterations": 2, "beta": 0.1, "max_steps": 4},
     "lora_recomputed": LORA | {"gradient_checkpointing": True, "beta": 0.1},
 }
