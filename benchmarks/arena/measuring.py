@@ -168,8 +168,9 @@ class Watch(TrainerCallback):
         cost.trained_tokens += logs["duet/trained_tokens"]
         for name in PHASES:
             cost.phases[name] += logs[f"duet/seconds_{name}"]
+        noted = {**logs, "learning_rate": self._rate}  # TRL logs that of its own schedule
         for name, values in self.curves.items():
-            value = self._rate if name == "learning_rate" else logs.get(name)
+            value = noted.get(name)
             values.append(None if value is None else float(f"{value:.4g}"))
         ends = self._progress >= 1
         passed = self.limits.passed(cost.batch, cost.generated_tokens, cost.seconds)

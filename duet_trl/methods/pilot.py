@@ -17,9 +17,9 @@ Given everything before its round, each rollout has E[A_i grad log pi_i] = grad 
 exactly, whatever the rule for n2: the gradient of a sum in which a prompt counts by the rollouts it is expected to
 get. A baseline over both rounds lacks this: what it adds to a rollout of round 1 depends on n2_q, and so on that
 rollout. tests/methods/test_pilot_unbiased.py enumerates both. As in GRPO the loss divides by the tokens of the step, a
-random number. With "group" an advantage is divided by the spread of its own and earlier rounds, its own reward
-included: GRPO has this bias too. With "batch" it is that of round 1, one number for all. A rollout without a
-reward contributes 0; so does a lone rollout of round 1 (k = 1).
+random number. With "group" an advantage is divided by the spread of this and earlier rounds, which depends on the
+rollout itself, as GRPO's does. With "batch" it is that of round 1, one number for all. A rollout without a reward
+contributes 0; so does a lone rollout of round 1 (k = 1).
 """
 
 from dataclasses import dataclass
