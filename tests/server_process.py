@@ -6,6 +6,8 @@ import os
 import re
 import secrets
 import signal
+import socket
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -122,6 +124,20 @@ class ServerProcess:
                 pass
             self._process.join()
             self._process = None
+            self._wait_for_port()
+
+    def _wait_for_port(self) -> None:
+        """Until it can be listened on again: the engine's processes hold its socket too, and die after the first."""
+        until = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("127.0.0.1", self.port))
+                    return
+                except OSError:
+                    if time.monotonic() > until:
+                        raise
 
     def request(self, method: str, path: str, *, token: str | None = "", **kwargs: Any) -> requests.Response:
         """A plain HTTP request; `token` None sends none, "" the right one."""
