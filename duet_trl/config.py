@@ -299,21 +299,15 @@ class DUETGRPOConfig(GRPOConfig):
         return self.generation_batch_size // self.num_generations
 
     @property
-    def num_candidates(self) -> int:
-        """Prompts that compete for the M visits of a generation step; M: only those that the sampler draws."""
-        return round(getattr(self.options, "prompt_candidates", 1) * self.num_prompts)
-
-    @property
     def gated(self) -> bool:
         """Whether any rollout may be stopped by the gate."""
         return self.trim or self.abort
 
     @property
     def duet_active(self) -> bool:
-        """Whether counts, stops, the budget, the visited prompts or the method differ from plain GRPO."""
+        """Whether counts, stops, the budget or the method differ from plain GRPO."""
         parts = self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
-        other = self.method not in ("duet", "paper", "grpo")
-        return parts or self.num_candidates > self.num_prompts or other
+        return parts or self.method not in ("duet", "paper", "grpo")
 
 
 DECLARED = declarations(DUETGRPOConfig)

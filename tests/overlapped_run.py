@@ -17,7 +17,7 @@ NUM_PROMPTS = 12
 """Four of them a step: the second epoch begins with step 4, which is generated in turn."""
 
 METHODS = {
-    "duet": {"method": "duet", "grace_window": 4, "method_kwargs": {"poll_interval": 4}, "prompt_candidates": 1.5},
+    "duet": {"method": "duet", "grace_window": 4, "method_kwargs": {"poll_interval": 4}},
     "dapo": {"method": "dapo", "method_kwargs": {"oversample": 1.5}},
 }
 

@@ -19,18 +19,13 @@ from tests.runs import abstains_on_short, duet_trainer, logged
 STATE = "duet_state.json"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"prompt_candidates": 2.0}],
-    ids=["as drawn", "chosen"],
-)
-def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path, options):
-    first = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="steps", save_steps=3, **options)
+def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path):
+    first = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="steps", save_steps=3)
     first.train()
     saved = json.loads((tmp_path / "checkpoint-3" / STATE).read_text())
     assert saved["step"] == 3
 
-    resumed = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="no", **options)
+    resumed = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="no")
     steps = []
     run = resumed.loop.run
 

@@ -83,7 +83,6 @@ def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, method, own)
         {"method": "paper", "num_iterations": 2},
         {"budget_reading": "tokens", "budget_tokens": 1500.0, "num_rollouts_min": 1},
         {"method": "paper", "allocate": False, "abort": False},
-        {"prompt_candidates": 2.0, "steps_per_generation": 8},
         {"drop_zero_advantage": False, "entropy_coef": 0.01, "max_rollouts": 64, "budget_fraction": 1.0},
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()),

@@ -138,9 +138,8 @@ def check_one_update_behind(trainer, start: Path, folder: Path, caplog) -> None:
 
 @pytest.mark.vllm
 def test_a_resumed_run_trains_the_rollouts_that_were_begun(overlapped, tmp_path):
-    drawn = {"prompt_candidates": 2.0}  # the method adds prompts to those of the sampler
-    overlapped("whole", max_steps=3, **drawn).train()
-    resumed = overlapped("resumed", max_steps=2, **drawn)
+    overlapped("whole", max_steps=3).train()
+    resumed = overlapped("resumed", max_steps=2)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
     one, other = (decided(tmp_path / folder, 2) for folder in ("whole", "resumed"))
     pd.testing.assert_frame_equal(one, other, rtol=1e-4)

@@ -18,6 +18,8 @@ from ..state import Stateful, check_state
 
 SAMPLE = 2**16
 """Maximum prompts from which figures of the whole pool are computed."""
+REWARD_DECAY = 0.7
+"""Weight of a prompt's rewards from one visit to the next."""
 RANGE_MEMORY = 0.9
 """Weight of an end of the range of rewards against that of a step: a reward that nobody earns again is forgotten."""
 PRIOR = 0.5
@@ -79,8 +81,7 @@ class PromptStatistics(Stateful):
 
     remembered = ("reward_range", "_table")
 
-    def __init__(self, reward_decay: float = 0.7) -> None:
-        self.reward_decay = reward_decay
+    def __init__(self) -> None:
         self.reward_range: list[float] | None = None
         means = [f"{of}_{part}" for of in ("sigma", "length", "cost") for part in ("sum", "count")]
         self._table = PromptTable("prompt statistics", (*means, "reward_count", "reward_sum"))
@@ -155,15 +156,14 @@ class PromptStatistics(Stateful):
         with self._table.editing(keys) as (column, place):
             visited = np.unique(place[group])
             for name, added in (("reward_count", 1.0), ("reward_sum", values)):
-                column[name][visited] *= self.reward_decay
+                column[name][visited] *= REWARD_DECAY
                 np.add.at(column[name], place[group], added)
 
     def reward_history(self, keys: Sequence[str]) -> RewardHistory:
         """History of the rewards of ``keys`` (M,), discounted for the coming visit."""
         column = self._table.read(keys)
-        return RewardHistory(
-            self.reward_decay * column["reward_count"], _mean(column["reward_sum"], column["reward_count"])
-        )
+        mean = _mean(column["reward_sum"], column["reward_count"])
+        return RewardHistory(REWARD_DECAY * column["reward_count"], mean)
 
     @property
     def rewards_differ(self) -> bool:

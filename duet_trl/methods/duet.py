@@ -2,7 +2,7 @@
 r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under one token budget.
 
 1. **Allocate.** Counts n_q, sum n_q L_q <= B: equal, or (`allocate`) such that the rewards of as many prompts as
-   possible differ. With `prompt_candidates` prompts compete for the visits first (`visits.py`).
+   possible differ.
 2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
    marker, at K2 + G, where continuing earns less per token than another rollout would. A coin keeps a few of those.
 3. **Update.** GRPO's. Aborted rollouts are failures, and nothing is weighted: the gradient is in expectation that of a
@@ -12,21 +12,18 @@ r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under
 `paper.py` is Algorithm 1 as printed, docs/fidelity.md lists the differences.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..allocate.allocators import MixedAllocator, UniformAllocator
-from ..allocate.visits import Visits
 from ..field_types import Follows, config_field
 from ..gate.replay import keep_coins, propensity
 from ..gate.thresholds import PricedThresholds
-from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
+from ..rollouts import Judgement, Rollouts
 from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, refuse_lone_rollouts
-from .grouping import group_relative, visit_metrics
+from .grouping import group_relative
 from .method import Setting
 
 
@@ -34,12 +31,6 @@ from .method import Setting
 class DuetOptions(GateOptions):
     """`method_kwargs` of `duet`."""
 
-    prompt_candidates: float = config_field(
-        "Prompts that compete for each visit: of this many times the prompts of a step, those with the most "
-        "uncertain success rate get rollouts. 1: those that the sampler drew.",
-        1.0,
-        rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
-    )
     teach_ending: bool = config_field(
         "Train a trimmed rollout up to its answer, and if that was good an EOS after it, as after one that a stop "
         "string ended. False: to its last token.",
@@ -64,15 +55,6 @@ class Duet(Gated):
         super().__init__(config, setting, allocator(budget_of(config), **bounds_of(config)), thresholds)
         self.options: DuetOptions
         self.teaches_ending = config.trim and self.options.teach_ending
-        self.num_candidates = config.num_candidates
-        decay = self.allocator.statistics.reward_decay
-        self.visits = Visits(decay) if self.num_candidates > config.num_prompts else None
-        if self.visits is not None:
-            self.parts["visits"] = self.visits
-
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
-        """One round: which prompts are visited, counts, the gate of the step, a coin for each rollout."""
-        return self.planned(prompts, self._chosen(prompts)) if done is None else []
 
     def coins(self, step: int, keys: list[str]) -> np.ndarray:
         """One for all: a step takes as long as its longest rollout, so those that are kept share their steps."""
@@ -87,31 +69,9 @@ class Duet(Gated):
         return Judgement(advantages, np.ones(len(done)), trained, every, kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Learn lengths, answer times, rewards, and what the prompt selection depends on."""
-        keys, group = self.learn(done, judgement)
-        self._metrics |= self._visit_metrics(done) | {"surcharge": 1.0}  # nothing is masked, so nothing is reweighted
-        statistics, scored = self.allocator.statistics, done.scored
-        if self.visits is not None and statistics.rewards_differ:  # a single reward value does not define success
-            shares = statistics.success_share(done.rewards[scored])
-            self.visits.observe(keys, group[scored], shares, done.prompts.step)
-
-    def _visit_metrics(self, done: Rollouts) -> dict[str, float]:
-        if self.visits is None:
-            return {}
-        return visit_metrics(done) | {
-            "visited_prompts": float(len(self.visits)),
-            "pool_success": self.visits.pool_success(done.prompts.step),
-        }
-
-    def _chosen(self, prompts: Prompts) -> Sequence[int] | np.ndarray:
-        """Prompts of the step that are visited, ascending, as many as the sampler drew."""
-        if self.visits is None:
-            return range(len(prompts))
-        try:
-            prompts.more(self.num_candidates - prompts.num_drawn)
-        except NoMorePrompts as error:
-            raise NoMorePrompts(f"prompt_candidates={self.options.prompt_candidates:g}: {error}") from error
-        return self.visits.choose(prompts.keys, prompts.num_drawn, prompts.step)
+        """Learn lengths, answer times and rewards."""
+        self.learn(done, judgement)
+        self._metrics["surcharge"] = 1.0  # nothing is masked, so nothing is reweighted
 
 
 def check(config: Any) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base of `duet` and `paper`: counts under one token budget, a gate for all rollouts, and what both learn."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,11 +60,12 @@ class Gated(Method):
         self._metrics: dict[str, float] = {}
         self.parts: dict[str, Any] = {"allocator": allocator, "gate": thresholds}  # parts with a state
 
-    def planned(self, prompts: Prompts, visited: Iterable[int]) -> list[Job]:
-        """Lines 1-10 and 22: counts of the visited prompts, the gate of the step, a coin for each rollout."""
-        visited, keys = np.asarray(visited), prompts.keys
-        allocation = self.allocator.plan([keys[q] for q in visited], prompts.epoch)
-        group = np.repeat(visited, allocation.num_rollouts)
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
+        """One round, lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
+        if done is not None:
+            return []
+        keys = prompts.keys
+        group = np.repeat(np.arange(len(keys)), self.allocator.plan(keys, prompts.epoch).num_rollouts)
         gate = self.spec() if self.gated else None
         self.keep_probability = self.thresholds.keep_probability
         keep = self.coins(prompts.step, [keys[q] for q in group])

@@ -13,7 +13,6 @@ r"""The text of the paper: Algorithm 1 with its appendix's values. Differences i
 docs/how_it_works.md maps every line of the paper to code.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from ..allocate.allocators import NeymanAllocator, UniformAllocator
 from ..field_types import Acts, at_least, config_field, one_of
 from ..gate.replay import propensity
 from ..gate.thresholds import LengthThresholds
-from ..rollouts import Job, Judgement, Prompts, Rollouts
+from ..rollouts import Judgement, Rollouts
 from ..update.advantages import rollout_weights, surcharge
 from .gated import GATED, Gated, GateOptions, bounds_of, budget_of
 from .grouping import group_relative
@@ -64,10 +63,6 @@ class Paper(Gated):
 
     def __init__(self, config: Any, setting: Setting) -> None:
         super().__init__(config, setting, _allocator(config), _thresholds(config), ENTROPY_WINDOW)
-
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
-        """Lines 1-10 and 22."""
-        return self.planned(prompts, range(len(prompts))) if done is None else []
 
     def judge(self, done: Rollouts) -> Judgement:
         """Lines 29-38: advantages over all rollouts, the mask, and w = (1 - I) / (s_pre p) for unmasked ones."""

@@ -52,7 +52,6 @@ def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> Non
     _check_prompts(dataset, "The data set", needs_prompt=needs_prompt)
     if args.prompt_id_column is not None and _is_table(dataset):
         _check_ids(dataset, args.prompt_id_column)
-    _check_candidates(dataset, args)
 
 
 def check_evaluation(dataset: Any, *, needs_prompt: bool) -> None:
@@ -164,22 +163,6 @@ def _differ(values: Iterable[Any]) -> bool:
     values = iter(values)
     first = next(values, None)
     return any(value != first for value in values)
-
-
-def _check_candidates(dataset: Dataset | IterableDataset, args: DUETGRPOConfig) -> None:
-    if args.num_candidates == args.num_prompts:
-        return
-    share = args.options.prompt_candidates
-    if not isinstance(dataset, Dataset):
-        raise ValueError(
-            f"prompt_candidates={share:g} draws from the whole data set, which a stream does not allow. Train on a "
-            "Dataset, or set prompt_candidates=1."
-        )
-    if len(dataset) < args.num_candidates:
-        raise ValueError(
-            f"prompt_candidates={share:g} needs {args.num_candidates} prompts for a step of {args.num_prompts}, and "
-            f"the data set has {len(dataset)}. Lower it, or use more data."
-        )
 
 
 def _columns(dataset: Dataset | IterableDataset) -> list[str]:

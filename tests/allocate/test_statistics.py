@@ -75,13 +75,13 @@ def earn(statistics: PromptStatistics, keys: list[str], rollouts: list[tuple[int
 
 
 def test_rewards_join_a_history_at_full_weight():
-    statistics = PromptStatistics(reward_decay=0.5)
+    statistics = PromptStatistics()
     earn(statistics, ["a", "b"], [(0, 0.0), (0, 2.0), (1, 4.0)])
     history = statistics.reward_history(["a", "new", "b"])
     later = history.after(np.array([3.0, NAN, 5.0, 0.25]), np.array([0, 0, 0, 1]))
-    # a: 2 rollouts at half weight, mean 1, then 3 and 5.
-    assert later.count.tolist() == [3.0, 1.0, 0.5]
-    assert later.mean.tolist() == pytest.approx([(1 + 8) / 3, 0.25, 4.0])
+    # a: 2 rollouts of mean 1, each weighing 0.7 by now, then 3 and 5.
+    assert later.count.tolist() == pytest.approx([3.4, 1.0, 0.7])
+    assert later.mean.tolist() == pytest.approx([(1.4 + 8) / 3.4, 0.25, 4.0])
     unseen = PromptStatistics().reward_history(["a", "b"]).after(np.array([2.0]), np.array([1]))
     assert unseen.count.tolist() == [0.0, 1.0] and np.isnan(unseen.mean[0]) and unseen.mean[1] == 2.0
 
@@ -95,25 +95,22 @@ def test_a_success_is_measured_between_the_lowest_and_the_highest_reward_of_the_
     assert statistics.success_share(np.array([-1.0, 0.0, 3.0, 9.0])).tolist() == [0.0, 0.25, 1.0, 1.0]
 
 
-@given(
-    st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-4, 4), st.booleans()), max_size=6), max_size=8),
-    st.floats(0.0, 1.0),
-)
-def test_any_history_of_rewards_matches_weights_by_age(visits, decay):
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-4, 4), st.booleans()), max_size=6), max_size=8))
+def test_any_history_of_rewards_matches_weights_by_age(visits):
     """A visit with a reward ages a prompt once, however often it stands in the batch; others do not."""
-    statistics, seen = PromptStatistics(reward_decay=decay), {}
+    statistics, seen = PromptStatistics(), {}
     for visit in visits:
         if visit:
             keys, rewards, use = zip(*visit, strict=True)
             earn(statistics, keys, list(enumerate(rewards)), use)
         for key in {key for key, _, usable in visit if usable}:
-            old = [(weight * decay, reward) for weight, reward in seen.get(key, [])]
+            old = [(weight * 0.7, reward) for weight, reward in seen.get(key, [])]
             seen[key] = old + [(1.0, reward) for name, reward, usable in visit if name == key and usable]
     history = statistics.reward_history(list("abcd"))
     past = {key: np.array(rewards).T for key, rewards in seen.items()}
     means = {key: np.average(rewards, weights=weights) for key, (weights, rewards) in past.items()}
     for index, key in enumerate("abcd"):
-        assert history.count[index] == pytest.approx(decay * sum(weight for weight, _ in seen.get(key, [])))
+        assert history.count[index] == pytest.approx(0.7 * sum(weight for weight, _ in seen.get(key, [])))
         if key in means:
             assert history.mean[index] == pytest.approx(means[key], abs=1e-9)
         else:

@@ -11,13 +11,10 @@ from duet_trl.gate.replay import GateSpec, Outcome, Replay
 from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.methods.paper import Paper
-from duet_trl.rollouts import Job, NoMorePrompts, Prompt, Prompts, Rollouts
+from duet_trl.rollouts import Job, Prompt, Prompts, Rollouts
 from duet_trl.update.advantages import EPSILON, weighted_sum
 from tests.states import plain
 from tests.test_config import config
-
-from .simulator import make_prompts
-from .simulator import run_step as simulated_step
 
 KEYS = [f"prompt {i}" for i in range(24)]
 COUNTS = {"allocate": True}
@@ -222,48 +219,3 @@ def test_the_metrics_say_what_the_gate_cost_and_who_was_cold(tmp_path):
     assert metrics["cold_gradient_share"] == 0.0  # its advantage is 0
     assert (metrics["poll_threshold"], metrics["abort_threshold"]) == (60.0, 140.0)  # 0.3 and 0.7 of 200
     assert metrics["surcharge"] > 1.0
-
-
-# ---- Prompts that compete for visits --------------------------------------------------------------------------------
-
-
-def answered(key: str, number: int) -> float:
-    """Prompts whose number is 0 or 1 modulo 4 are solved and hopeless; the others are open."""
-    kind = int(key.rpartition(" ")[2]) % 4
-    return float(number % 2) if kind > 1 else float(kind)
-
-
-def chosen_steps(unit: Duet, steps: int, first: int = 1) -> list[list[str]]:
-    """Keys that get rollouts in each step; the batch is the next 8 of the prompts."""
-    found = []
-    for step in range(first, first + steps):
-        drawn = [KEYS[(8 * step + i) % len(KEYS)] for i in range(8)]
-        of = make_prompts(drawn, [key for key in KEYS if key not in drawn], step=step)
-        record, _ = simulated_step(unit, of, answered)
-        found.append([of[q].key for q in np.unique(record.prompt)])
-        assert len(found[-1]) == 8
-    return found
-
-
-@pytest.mark.parametrize("overrides", [{}, COUNTS])
-def test_rollouts_go_to_the_prompts_that_are_open(tmp_path, overrides):
-    unit = duet(tmp_path, abort=False, prompt_candidates=2.0, **overrides)
-    steps = chosen_steps(unit, 12)
-    assert steps[0] == [KEYS[(8 + i) % 24] for i in range(8)]  # nothing is known: those that were drawn
-    last = [key for step in steps[6:] for key in step]
-    is_open = np.mean([int(key.rpartition(" ")[2]) % 4 > 1 for key in last])
-    assert is_open > 0.8  # half of the prompts are
-    metrics = unit.metrics()
-    assert metrics["skipped_prompts"] == 8.0
-    assert metrics["added_prompts"] > 0.0
-    assert metrics["visited_prompts"] >= 16.0
-    assert 0.3 < metrics["pool_success"] < 0.7
-    visited = {key for step in steps for key in step}
-    history = unit.allocator.statistics.reward_history(KEYS)
-    assert (history.count[[key not in visited for key in KEYS]] == 0).all()
-
-
-def test_too_few_candidates_name_the_option(tmp_path):
-    unit = duet(tmp_path, prompt_candidates=2.0)
-    with pytest.raises(NoMorePrompts, match="prompt_candidates=2"):
-        unit.jobs(make_prompts(KEYS[:8], KEYS[8:12]), None)

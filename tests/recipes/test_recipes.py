@@ -227,7 +227,7 @@ def test_help_all_shows_every_option(capsys):
         (("--config", "{folder}/broken.yaml"), "broken.yaml is not YAML: mapping values are not allowed here"),
         (("--config", "{folder}/list.yaml"), "list.yaml must hold fields and their values, got list"),
         (("--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
-        (("--prompt_candidates", "3"), "prompt_candidates is an option of .'duet'.. Write method_kwargs="),
+        (("--teach_ending", "no"), "teach_ending is an option of .'duet'.. Write method_kwargs="),
         (("stray",), "the command line has 'stray', which is not an option"),
         (("--keep_probability", "2"), r"keep_probability must be in \(0, 1\].* got 2.0"),
         (("--num_generations", "5"), "must be divisible by num_generations .5."),

@@ -60,18 +60,6 @@ def test_trls_own_configuration_is_refused(tmp_path):
             ValueError,
             r"holds a message with \['image'\]; DUET trains on text",
         ),
-        (
-            prompts(5),
-            {"method_kwargs": {"prompt_candidates": 2.0}},
-            ValueError,
-            "prompt_candidates=2 needs 16 prompts .* has 5. Lower it",
-        ),
-        (
-            prompts().to_iterable_dataset(),
-            {"method_kwargs": {"prompt_candidates": 2.0}},
-            ValueError,
-            "a stream does not allow",
-        ),
     ],
     ids=[
         "image-column",
@@ -80,8 +68,6 @@ def test_trls_own_configuration_is_refused(tmp_path):
         "no-prompt",
         "list",
         "streamed-image",
-        "few-candidates",
-        "streamed-candidates",
     ],
 )
 def test_data_that_cannot_be_trained_on_is_refused(tmp_path, data, overrides, error, message):
