@@ -119,7 +119,7 @@ def abort_early(trainer: DUETGRPOTrainer, cold: tuple[float, float] | None = Non
     thresholds = LengthThresholds(trainer.args.max_completion_length, **options)
     if cold is not None:
         thresholds.poll_threshold, thresholds.abort_threshold = (int(share * thresholds.max_length) for share in cold)
-    trainer.method.thresholds = trainer.method.parts["gate"] = thresholds
+    trainer.method.thresholds = thresholds
 
 
 def logged(trainer: Any, name: str) -> list[float]:

@@ -92,6 +92,7 @@ class ServerProcess:
 
     def launch(self) -> None:
         """Start the process without waiting for it."""
+        self._wait_for_port()
         # A server too busy to read for five seconds takes a connection in use for an idle one, and closes it.
         environment = {**self.environment, "VLLM_SERVER_DEV_MODE": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
         # Killed with its whole group, which takes the engine's processes along.
@@ -124,10 +125,9 @@ class ServerProcess:
                 pass
             self._process.join()
             self._process = None
-            self._wait_for_port()
 
     def _wait_for_port(self) -> None:
-        """Until it can be listened on again: the engine's processes hold its socket too, and die after the first."""
+        """Until it can be listened on: the engine's processes hold its socket too, and die after the first."""
         until = time.monotonic() + 60
         while True:
             with socket.socket() as probe:
@@ -135,9 +135,9 @@ class ServerProcess:
                 try:
                     probe.bind(("127.0.0.1", self.port))
                     return
-                except OSError:
+                except OSError as error:
                     if time.monotonic() > until:
-                        raise
+                        raise RuntimeError(f"port {self.port} is still in use after 60 s") from error
 
     def request(self, method: str, path: str, *, token: str | None = "", **kwargs: Any) -> requests.Response:
         """A plain HTTP request; `token` None sends none, "" the right one."""

@@ -229,8 +229,8 @@ def draw(contest: Contest, path: Path, names: Sequence[str] = MAIN) -> None:
                 axis.plot(spent / unit, found, "o-", color=f"C{place}", lw=0.5, ms=2, alpha=0.4)
             mean = np.mean([np.interp(grid, spent, found) for spent, found in curves], axis=0)
             axis.plot(grid / unit, mean, color=f"C{place}", lw=2, label=ENTRANTS[name].what)
-        spent = max(float(contest.curve(run, cost)[0][-1]) for run in contest.runs[REFERENCE].values())
-        axis.set_xlim(0, 1.5 * spent / unit)  # without a stop string an entrant may need many times the tokens
+        ends = [contest.curve(run, cost)[0][-1] for run in contest.runs[REFERENCE].values()]
+        axis.set_xlim(0, 1.25 * max(ends) / unit)  # without a stop string an entrant needs several times the tokens
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy at temperature 1")

@@ -12,7 +12,6 @@ from ..field_types import Acts, Options, at_least, config_field
 from ..gate.replay import GateSpec, Outcome, keep_coins, occurrence
 from ..gate.thresholds import LengthThresholds, PricedThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from ..state import check_state
 from .method import Method, Setting
 
 GATED = Acts(lambda v: v.trim or v.abort, "trim=True or abort=True")
@@ -39,6 +38,8 @@ class Gated(Method):
     `thresholds` set K1, K2 and the coin of the gate, whose `window` is that of `GateSpec`.
     """
 
+    remembered = ("allocator", "thresholds")
+
     def __init__(
         self,
         config: Any,
@@ -58,7 +59,6 @@ class Gated(Method):
             1, 1, config.grace_window, rule.poll_interval, config.trim, config.abort, rule.entropy_threshold, window
         )
         self._metrics: dict[str, float] = {}
-        self.parts: dict[str, Any] = {"allocator": allocator, "gate": thresholds}  # parts with a state
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """One round, lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
@@ -80,30 +80,14 @@ class Gated(Method):
         unit = self.thresholds
         return replace(self._gate, poll_threshold=unit.poll_threshold, abort_threshold=unit.abort_threshold)
 
-    def learn(self, done: Rollouts, judgement: Judgement) -> tuple[list[str], np.ndarray]:
-        """Lines 45-50: learn lengths, rewards, and what sets the gate.
-
-        Returns:
-            tuple[list[str], np.ndarray]: Keys of the visited prompts; which of them each rollout is of, shape (N,).
-        """
-        visited, group = np.unique(done.prompt, return_inverse=True)  # the planned prompts: each has a rollout
+    def learn(self, done: Rollouts, judgement: Judgement) -> None:
+        """Lines 45-50: learn lengths, rewards, and what sets the gate."""
+        keys, group = done.prompts.keys, done.prompt
         self._metrics = self._step_metrics(done, judgement, self.allocator.cold[group])
-        keys = [done.prompts[q].key for q in visited]
         length, scored = done.replay.length, done.scored
         self.allocator.statistics.observe_lengths(keys, group, length, length, scored & ~done.aborted)
         self.thresholds.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
         self.allocator.statistics.observe_rewards(keys, group, done.rewards, scored)
-        return keys, group
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the prompt statistics, of the gate, and of whatever else the method learns."""
-        return {name: part.state_dict() for name, part in self.parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if keys are missing or unknown."""
-        check_state(f"method {self.identity['method']}", state, self.parts)
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
 
     def metrics(self) -> dict[str, float]:
         """Dual, budget, calibration, thresholds, and what the abort cost in the last step."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .dapo import Dapo, DapoOptions, draw
-from .grouping import mixed_prompts, uniform_jobs, visit_metrics, widened
+from .grouping import mixed_prompts, uniform_jobs, widened
 from .method import Setting
 
 START, STEP, RANGE = 0.5, 0.01, (0.05, 0.95)
@@ -81,7 +81,7 @@ class Greso(Dapo):
             step = np.where(found / len(kinds) >= TARGETS, -STEP, STEP)
             self.probability = np.clip(self.probability + step, *RANGE)
         names, values = ("easy_prompts", "hard_prompts", "p_easy", "p_hard"), (*found, *self.probability)
-        self._metrics = {**self._metrics, **visit_metrics(done), **dict(zip(names, map(float, values), strict=True))}
+        self._metrics = {**self._metrics, **_visit_metrics(done), **dict(zip(names, map(float, values), strict=True))}
 
     def _taken(self, prompts: Prompts, candidates: Iterable[int], wanted: int) -> list[int]:
         """Candidates that are not skipped, refilled up to `wanted` prompts or to the end of the data set."""
@@ -113,3 +113,12 @@ class Greso(Dapo):
         if rewards.min() >= self._reward_range[1]:
             return 1
         return -1 if rewards.max() <= self._reward_range[0] else 0
+
+
+def _visit_metrics(done: Rollouts) -> dict[str, float]:
+    """Prompts of a step that got no rollout, and those that did and were not drawn by the sampler."""
+    visited = np.unique(done.prompt)
+    return {
+        "skipped_prompts": float(len(done.prompts) - len(visited)),
+        "added_prompts": float(np.count_nonzero(visited >= done.prompts.num_drawn)),
+    }

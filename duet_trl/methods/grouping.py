@@ -92,12 +92,3 @@ def mixed_prompts(done: Rollouts) -> np.ndarray:
     Exact equality over whole groups: a tolerance, or the spread of the others of each rollout, would split groups.
     """
     return spread_within(done.rewards, done.prompt, len(done.prompts)) > 0.0
-
-
-def visit_metrics(done: Rollouts) -> dict[str, float]:
-    """Prompts of a step that got no rollout, and those that did and were not drawn by the sampler."""
-    visited = np.unique(done.prompt)
-    return {
-        "skipped_prompts": float(len(done.prompts) - len(visited)),
-        "added_prompts": float(np.count_nonzero(visited >= done.prompts.num_drawn)),
-    }

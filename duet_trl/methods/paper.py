@@ -73,12 +73,12 @@ class Paper(Gated):
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Lines 41-50: lengths, the window of K1 and K2, and sigma (Eq. 3)."""
-        keys, group = self.learn(done, judgement)
+        self.learn(done, judgement)
         self._metrics |= {"surcharge": self._surcharge(done, judgement, sum_logps)}
         # A rollout with advantage 0 contributes exactly 0 whatever its log-probability, so it needs no forward pass.
         known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
         use = judgement.in_divisor & done.scored & np.isfinite(known)
-        self.allocator.observe_sigma(keys, group, judgement.advantages, known, use)
+        self.allocator.observe_sigma(done.prompts.keys, done.prompt, judgement.advantages, known, use)
 
     def _surcharge(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> float:
         """Factor by which the abort raises the second moment of the update (Theorem 2, Eq. 8); 1 is free."""

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 STATE_FILE = "duet_state.json"
 ARRAYS_FILE = "duet_state.safetensors"
-VERSION = 7
+VERSION = 8
 """Incremented with every change of what a state holds."""
 
 _ARRAY = "__array__"

@@ -87,7 +87,7 @@ def test_a_restored_method_decides_exactly_as_the_uninterrupted_one(tmp_path, ov
 
 def test_a_state_without_parts_is_refused(tmp_path):
     state = duet(tmp_path).state_dict()
-    del state["gate"]
+    del state["thresholds"]
     with pytest.raises(ValueError, match=r"keys \['allocator'\]"):
         duet(tmp_path).load_state_dict(state)
 
