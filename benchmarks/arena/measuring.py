@@ -168,7 +168,7 @@ class Watch(TrainerCallback):
         cost.trained_tokens += logs["duet/trained_tokens"]
         for name in PHASES:
             cost.phases[name] += logs[f"duet/seconds_{name}"]
-        noted = {**logs, "learning_rate": self._rate}  # TRL logs that of its own schedule
+        noted = {**logs, "learning_rate": self._rate}  # in place of the constant rate that TRL logs
         for name, values in self.curves.items():
             value = noted.get(name)
             values.append(None if value is None else float(f"{value:.4g}"))

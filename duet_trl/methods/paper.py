@@ -67,8 +67,7 @@ class Paper(Gated):
     def judge(self, done: Rollouts) -> Judgement:
         """Lines 29-38: advantages over all rollouts, the mask, and w = (1 - I) / (s_pre p) for unmasked ones."""
         kept = propensity(done.replay.outcome, self.keep_probability)
-        _, group, counts = np.unique(done.prompt, return_inverse=True, return_counts=True)
-        weight = rollout_weights(counts, group, kept, done.aborted)
+        weight = rollout_weights(np.bincount(done.prompt), done.prompt, kept, done.aborted)
         return Judgement(group_relative(done, self.setting), weight, ~done.aborted, ~done.aborted, kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
