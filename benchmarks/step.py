@@ -67,7 +67,6 @@ from duet_trl.report.tables import text_table  # noqa: E402
 from recipes.tiny_math.policy import CHECKPOINT  # noqa: E402
 from recipes.tiny_math.problems import TRAIN  # noqa: E402
 from recipes.tiny_math.reward import first_box_reward  # noqa: E402
-from recipes.tiny_math.scaled import GRACE_WINDOW  # noqa: E402
 from recipes.tiny_math.task import MAX_COMPLETION_LENGTH, sample_problems  # noqa: E402
 
 SETTINGS = ROOT / "recipes" / "configs" / "math_tiny.yaml"
@@ -87,8 +86,8 @@ DUET_FIELDS: dict[str, dict[str, Any]] = {
     },
     ON: {"budget_fraction": 0.5},
 }
-SCALED = {"grace_window": GRACE_WINDOW}
-"""The gate of `ON` on the tiny task."""
+SCALED = {"grace_window": 16}
+"""The gate of `ON`, scaled to completions of the tiny task."""
 OFF_RATIO, SHARE, SAME_UPDATE = 1.01, 0.01, 1e-4
 WALL, PROCESSOR = 0, 1
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo                            two CPU cores, no GPU, real vLLM in process; about twelve minutes
+# make demo              two CPU cores or one GPU, real vLLM in process; about twelve minutes on the cores
 """SmolLM2-135M-Instruct learns sums (sums.py): GRPO with a stop string and `duet`, for the same number of seconds.
 
 Each runs in its own process with all cores, because a vLLM engine keeps state of the process it was built in. The
@@ -56,7 +56,6 @@ SETTINGS = {
     "learning_rate": 3e-5,  # tuned for neither
     "lr_scheduler_type": "constant",
     # Engine and precision: weights in float32, multiplied in bfloat16
-    "use_cpu": True,
     "bf16": True,
     "model_init_kwargs": {"dtype": "float32"},
     "use_vllm": True,
@@ -116,12 +115,14 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def train(key: str, args: argparse.Namespace, path: Path) -> None:
     """Train one arm and write its measurements."""
+    import torch
     from datasets import Dataset
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 
     with tempfile.TemporaryDirectory() as scratch:
         own = {"output_dir": scratch, "max_steps": 1_000_000, "seed": args.seed}  # its clock ends it
+        own["use_cpu"] = not torch.cuda.is_available()
         trainer = DUETGRPOTrainer(
             model=str(MODEL),
             reward_funcs=last_answer_reward,
@@ -132,7 +133,8 @@ def train(key: str, args: argparse.Namespace, path: Path) -> None:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(watch)
         trainer.train()
-    path.write_text(json.dumps(ARMS[key]._asdict() | {"points": watch.points}))
+    found = {"points": watch.points, "first": watch.first, "last": watch.last}
+    path.write_text(json.dumps(ARMS[key]._asdict() | found))
 
 
 def rows_of(runs: Mapping[str, dict[str, Any]]) -> list[list[str]]:

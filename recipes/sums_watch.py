@@ -29,6 +29,8 @@ class Watch(TrainerCallback):
     def __init__(self, trainer: Any, seconds: float, problems: Sequence[Sum]) -> None:
         self.trainer, self.limit, self.problems = trainer, seconds, problems
         self.points: list[dict[str, Any]] = []  # measurements, and what was spent before each
+        self.first: dict[str, float] = {}  # what the first batch logged, and the last one
+        self.last: dict[str, float] = {}
         self.batches, self.tokens, self.seconds = 0, 0, 0.0
         self._began = self._next_line = 0.0
         self._logged: dict[str, float] = {}  # since the last batch
@@ -43,6 +45,7 @@ class Watch(TrainerCallback):
         if "duet/seconds_update" not in logs:  # which a batch has with its last update
             return
         of_batch, self._logged = self._logged, {}
+        self.first, self.last = self.first or of_batch, of_batch
         self.seconds += time.perf_counter() - self._began
         self._began = time.perf_counter()
         self.batches, self.tokens = self.batches + 1, self.tokens + round(of_batch["duet/generated_tokens"])

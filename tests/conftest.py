@@ -45,7 +45,6 @@ LONGEST_FIRST = (
     "test_arena_run",
     "test_trainer_pretrained",
     "test_chaos",
-    "test_math_tiny",
 )
 
 

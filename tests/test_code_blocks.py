@@ -38,7 +38,7 @@ LOCAL_SUITES = {
 # A page's blocks are one script. What would be fetched from the Hub, needs a GPU or takes minutes is replaced.
 SCRIPTS: dict[str, dict[str, str]] = {
     "README.md": {
-        '"Qwen/Qwen3-1.7B-Base"': POLICY,
+        '"Qwen/Qwen2.5-1.5B-Instruct"': POLICY,
         'load_dataset("trl-lib/DeepMath-103K", split="train")': "TRAIN",
         'use_vllm=True, vllm_mode="colocate"': "use_cpu=True, bf16=False, max_completion_length=16, max_steps=1",
     },

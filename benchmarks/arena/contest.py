@@ -103,10 +103,18 @@ class Contest:
             found.append(_crossing(spent / total, isotonic_regression(accuracy).x, target))
         return found
 
-    def final(self, entrant: str, figure: str) -> Estimate:
+    def final(self, entrant: str, figure: str, serving: str) -> Estimate:
         """A figure of `outcome` at the end of each seed."""
-        runs = self.runs[entrant].values()
-        return Estimate(tuple(outcome(run.measurements[-1].servings[self.serving])[figure] for run in runs))
+        ends = [run.measurements[-1] for run in self.runs[entrant].values()]
+        return Estimate(tuple(outcome(end.servings[serving])[figure] for end in ends))
+
+    def spent(self, entrant: str, cost: str) -> list[float]:
+        """For each seed what a run cost in all, as a share of the reference's."""
+        own, reference = self.runs[entrant], self.runs[REFERENCE]
+        pairs = [
+            [vars(runs[seed].measurements[-1])[cost] for runs in (own, reference)] for seed in self.seeds(entrant)
+        ]
+        return [mine / other for mine, other in pairs]
 
     def final_lead(self, entrant: str, figure: str) -> Estimate | None:
         """A figure of `outcome` at the end, minus the reference's, by seed."""

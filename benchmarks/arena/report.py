@@ -24,8 +24,8 @@ from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
 FIGURE = Path("docs/assets")
-MAIN = (REFERENCE, "grpo_8", "grpo_4", "duet", "duet_stop")
-"""Entrants of the figure."""
+MAIN = (REFERENCE, "grpo_8", "grpo_2", "duet", "pilot")
+"""Entrants of the figure, which has no room for all."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
         found |= {f"{serving} {task}": _scores(contest, serving) for serving in contest.start.measurements[0].servings}
         found[f"batch {task}"] = _batch(contest)
         pairs = zip(TARGETS, verdicts(contest), strict=True)
-        rows = [[one.claim, f"{'met' if own.met else 'missed'}: {own.text}"] for one, own in pairs]
+        rows = [[one.claim, f"{'met' if own.met else 'not met'}: {own.text}"] for one, own in pairs]
         found[f"targets {task}"] = Table(f"{task}: targets", ["target", "verdict"], rows)
     for task, contest in contests(runs, CONFIRM).items():
         found |= {f"confirmed {word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
@@ -90,12 +90,20 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                     lead = contest.lead(name, REFERENCE, cost, share)
                     found[f"value {task} {name} {word} {share:.0%}"] = signed(lead)
                 found[f"value {task} {name} reached {word}"] = _reached(contest, name, cost)
-            found[f"value {task} {name} accuracy"] = f"{contest.final(name, 'accuracy').mean:.3f}"
+                found[f"value {task} {name} spent {word}"] = _shares(contest.spent(name, cost))
+            for serving in contest.start.measurements[0].servings:
+                for figure, form in (("accuracy", ".3f"), ("greedy", ".3f"), ("ended", ".0%")):
+                    mean = contest.final(name, figure, serving).mean
+                    found[f"value {task} {name} {serving} {figure}"] = format(mean, form)
     return found
 
 
 def _reached(contest: Contest, name: str, cost: str) -> str:
-    return ", ".join("never" if one is None else f"{one:.0%}" for one in contest.reached(name, cost))
+    return _shares(contest.reached(name, cost))
+
+
+def _shares(found: Sequence[float | None]) -> str:
+    return ", ".join("never" if one is None else f"{one:.0%}" for one in found)
 
 
 def _start(starts: Sequence[Run]) -> Table:

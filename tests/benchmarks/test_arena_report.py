@@ -49,6 +49,15 @@ def test_tables_have_everyone_who_ran() -> None:
     assert values(records())[f"value {TASK} pilot reached seconds"] == "never"
 
 
+def test_values_by_hand() -> None:
+    cheap = [run("duet_stop", line(0.5), seed, tokens=500.0, seconds=1.0 + seed) for seed in (0, 1)]
+    found = values([start(), run(), run(seed=1), *cheap])
+    assert found[f"value {TASK} duet_stop spent tokens"] == "50%, 50%"
+    assert found[f"value {TASK} duet_stop spent seconds"] == "50%, 100%"
+    assert found[f"value {TASK} duet_stop free accuracy"] == "0.500"
+    assert found[f"value {TASK} duet_stop free ended"] == "90%"
+
+
 # Half of 48,000 tokens and of 96 seconds are 48 batches of duet_stop: 0.54 against 0.5 of the reference's 24. It is at
 # 0.59 after 0.19 / 0.28 of all. Greedy decoding: 0.61 and 0.62 - 0.6, t(1) = 12.706, sd 0.0071.
 @pytest.mark.parametrize(
@@ -123,7 +132,7 @@ def test_settings_that_changed_since_and_rates_at_an_edge_are_named(planned, tmp
 
 DOCUMENT = f"""<!-- a comment of others --> <!-- end -->
 
-It is at **<!-- arena: value {TASK} duet_stop accuracy -->?<!-- end -->**.
+It is at **<!-- arena: value {TASK} duet_stop stopped accuracy -->?<!-- end -->**.
 
 <!-- arena: tuning {TASK} -->
 <!-- end -->
@@ -142,12 +151,12 @@ def test_documents_are_written_and_then_agree(tmp_path: Path) -> None:
     assert problems(write=False) != [] and path.read_text() == DOCUMENT
     assert problems(write=True) == []
     text = path.read_text()
-    assert "**<!-- arena: value mixed_135m duet_stop accuracy -->0.680<!-- end -->**." in text
+    assert "**<!-- arena: value mixed_135m duet_stop stopped accuracy -->0.680<!-- end -->**." in text
     assert "| grpo_8_stop | 0.450 (1.00) | 0.500 (1.00) | 0.400 (1.00) | 3e-05 |\n\n<!-- end -->\n\nThe end.\n" in text
     assert (tmp_path / "docs" / "assets" / f"{TASK}.svg").stat().st_size > 10_000
     path.write_text(text.replace("-->0.680<", "-->0.681<").replace("| 0.450 (", "| 0.550 ("))
     value, row = problems(write=False)
-    assert value == f"docs/page.md:3: value {TASK} duet_stop accuracy: quoted '0.681', computed '0.680'"
+    assert value == f"docs/page.md:3: value {TASK} duet_stop stopped accuracy: quoted '0.681', computed '0.680'"
     assert row.startswith(f"docs/page.md:9: tuning {TASK}: quoted '| grpo_8_stop | 0.550 (")
 
 

@@ -111,13 +111,17 @@ def test_a_run_is_measured_thrice_and_its_clock_counts_training_alone(monkeypatc
     )
     watch, control = sums_watch.Watch(trainer, 60.0, problems), SimpleNamespace(should_training_stop=False)
     watch.on_train_begin()
-    while not control.should_training_stop:
-        watch.on_log(None, None, control, {"loss": 0.1, "duet/generated_tokens": 500.0, "reward": 0.5})
+    for number in range(1, 100):
+        if control.should_training_stop:
+            break
+        logs = {"loss": 0.1, "duet/generated_tokens": 500.0, "reward": 0.5, "number": number}
+        watch.on_log(None, None, control, logs)
         clock[0] += 8.0
         watch.on_log(None, None, control, {"loss": 0.1, "duet/seconds_update": 3.0})  # the batch's last update
     spent = [(point["batches"], point["tokens"], point["seconds"]) for point in watch.points]
     assert spent == [(0, 0, 0.0), (4, 2000, 32.0), (8, 4000, 64.0)]  # 30 and 60 seconds are over
     assert len(synced) == 3
+    assert [(one["number"], one["duet/seconds_update"]) for one in (watch.first, watch.last)] == [(1, 3.0), (8, 3.0)]
     for each in watch.points:
         found = {
             name: [ways[way]["value"] for way in ("sampled", "greedy")] for name, ways in each["servings"].items()
@@ -143,14 +147,15 @@ def test_both_runs_train_and_are_reported(tmp_path):
         first, *_, last = run["points"]
         assert first["seconds"] == first["tokens"] == 0
         assert last["seconds"] >= 5 and last["tokens"] > 0
+        assert run["first"]["duet/generated_tokens"] > 0 and run["last"]["completions/mean_length"] > 0
     assert demo.table(found["runs"]) in done.stdout
     assert "served freely" in (tmp_path / "demo.svg").read_text()
 
 
-def test_readme_and_results_show_the_committed_run():
+def test_the_page_of_results_shows_the_committed_run():
     record = json.loads((ROOT / "benchmarks" / "results" / "demo_smollm2.json").read_text())
-    assert demo.sentence(record["runs"], record["seed"]) in (ROOT / "README.md").read_text()
     page = (ROOT / "docs" / "performance.md").read_text()
+    assert demo.sentence(record["runs"], record["seed"]) in page
     for row in demo.rows_of(record["runs"])[1:]:
         assert f"| {' | '.join(row)} |" in page
     assert record["settings"] == demo.SETTINGS

@@ -12,6 +12,7 @@ import pytest
 
 from recipes.tiny_math import policy, task, warm_start
 from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, WARM_START
+from recipes.tiny_math.reward import first_box_reward, is_correct, last_box_reward
 from recipes.tiny_products import task as products
 from recipes.tiny_products import warm_start as of_products
 from recipes.tiny_two_ways import task as two_ways
@@ -148,3 +149,24 @@ def test_packed_documents_do_not_see_each_other():
         second = int(boundary[1])
         assert not batch["attention_mask"][row, 0, second:, :second].any()
         assert batch["attention_mask"][row, 0, second - 1, :second].all()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "last", "first"),
+    [
+        ("12+3=15\nThe answer is $\\boxed{15}$.", 15, True, True),
+        ("So we get \\boxed{-4}.", -4, True, True),
+        ("\\boxed{15} and then \\boxed{16}", 16, True, False),
+        ("\\boxed{15} and then \\boxed{16}", 15, False, True),
+        ("\\boxed{}, I mean \\boxed{7}", 7, True, True),  # an empty box is no answer
+        ("\\boxed{1", 1, False, False),
+        ("15", 15, False, False),
+        ("\\boxed{15.0}", 15, False, False),
+        ("\\boxed{x}", 0, False, False),
+    ],
+)
+def test_the_rewards_compare_the_last_or_the_first_boxed_integer(text, answer, last, first):
+    completions = [[{"role": "assistant", "content": text}]]
+    assert is_correct(text, answer) is last
+    assert last_box_reward(completions, [answer]) == [float(last)]
+    assert first_box_reward(completions, [answer]) == [float(first)]
