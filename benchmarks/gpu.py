@@ -10,8 +10,8 @@ recorded as that, with what it had measured by then and the last lines it printe
     swap_grpo     the same script with method="grpo"
     mixed_135m    gpu_parts/pretrained.py: GRPO with a stop string against `duet` on a task of the arena, equal seconds
 
-Nothing of it needs a network, vLLM or a configuration of accelerate. The model is made by `make models`. Several
-commands on one machine (--steps) add to one file, as long as machine, versions and arguments stay the same.
+Nothing of it needs a network, vLLM or a configuration of accelerate. `make gpu` and `make models` make the model.
+Several commands on one machine (--steps) add to one file, as long as machine, versions and arguments stay the same.
 """
 
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo              two CPU cores or one GPU, real vLLM in process; about twelve minutes on the cores
+# make demo              two CPU cores (a GPU: never run), vLLM in process; about twelve minutes
 """SmolLM2-135M-Instruct learns sums (sums.py): GRPO with a stop string and `duet`, for the same number of seconds.
 
 Each runs in its own process with all cores, because a vLLM engine keeps state of the process it was built in. The

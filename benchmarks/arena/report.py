@@ -95,6 +95,8 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                 for figure, form in (("accuracy", ".3f"), ("greedy", ".3f"), ("ended", ".0%")):
                     mean = contest.final(name, figure, serving).mean
                     found[f"value {task} {name} {serving} {figure}"] = format(mean, form)
+                ended = contest.final(name, "ended", serving).values
+                found[f"value {task} {name} {serving} ended by seed"] = _shares(ended)
     return found
 
 
@@ -155,18 +157,19 @@ def _scores(contest: Contest, serving: str) -> Table:
     """Scores before training and at the end; of the serving that counts minus the reference's too."""
     counts = serving == contest.serving
     figures = ("accuracy", "greedy", "pass_8") if counts else ("accuracy", "greedy")
+    paired = figures if counts else ()
     rows = []
     for name in ("start", *contest.runs):
         runs = [contest.start] if name == "start" else list(contest.runs[name].values())
         found = [outcome(run.measurements[-1].servings[serving]) for run in runs]
         own = {key: float(np.mean([one[key] for one in found])) for key in found[0]}
         row = [name, *(f"{own[key]:.3f}" for key in figures), f"{own['length']:.1f}", f"{own['ended']:.0%}"]
-        for figure in ("greedy", "pass_8") if counts else ():
+        for figure in paired:
             lead = contest.final_lead(name, figure) if name not in ("start", REFERENCE) else None
             row.append("-" if lead is None else signed(lead).removesuffix(" (one seed)"))
         rows.append(row)
-    headers = ["", "mean", "greedy", *(["pass@8"] if counts else []), "tokens", "ended"]
-    headers += [f"{name} minus {REFERENCE}'s" for name in ("greedy", "pass@8")] if counts else []
+    names = ["mean", "greedy", "pass@8"][: len(figures)]
+    headers = ["", *names, "tokens", "ended", *(f"{name} minus {REFERENCE}'s" for name in names[: len(paired)])]
     return Table(f"{contest.task}: scores at the end, served {serving}", headers, rows)
 
 
