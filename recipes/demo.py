@@ -121,8 +121,12 @@ def train(key: str, args: argparse.Namespace, path: Path) -> None:
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 
     with tempfile.TemporaryDirectory() as scratch:
-        own = {"output_dir": scratch, "max_steps": 1_000_000, "seed": args.seed}  # its clock ends it
-        own["use_cpu"] = not torch.cuda.is_available()
+        own = {
+            "output_dir": scratch,
+            "max_steps": 1_000_000,  # its clock ends it
+            "seed": args.seed,
+            "use_cpu": not torch.cuda.is_available(),
+        }
         trainer = DUETGRPOTrainer(
             model=str(MODEL),
             reward_funcs=last_answer_reward,

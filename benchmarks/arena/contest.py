@@ -97,7 +97,7 @@ class Contest:
         """For each seed what it took to reach the seed's target, as a share of the reference's total; None: never."""
         found = []
         for seed in self.seeds(entrant):
-            total = vars(self.runs[REFERENCE][seed].measurements[-1])[cost]
+            total = self._total(REFERENCE, seed, cost)
             target = self.accuracy(REFERENCE, seed, cost, 1.0) - MARGIN
             spent, accuracy = self.curve(self.runs[entrant][seed], cost)
             found.append(_crossing(spent / total, isotonic_regression(accuracy).x, target))
@@ -105,25 +105,23 @@ class Contest:
 
     def final(self, entrant: str, figure: str, serving: str) -> Estimate:
         """A figure of `outcome` at the end of each seed."""
-        ends = [run.measurements[-1] for run in self.runs[entrant].values()]
-        return Estimate(tuple(outcome(end.servings[serving])[figure] for end in ends))
-
-    def spent(self, entrant: str, cost: str) -> list[float]:
-        """For each seed what a run cost in all, as a share of the reference's."""
-        own, reference = self.runs[entrant], self.runs[REFERENCE]
-        pairs = [
-            [vars(runs[seed].measurements[-1])[cost] for runs in (own, reference)] for seed in self.seeds(entrant)
-        ]
-        return [mine / other for mine, other in pairs]
+        return Estimate(tuple(self._outcome(entrant, seed, serving)[figure] for seed in self.runs[entrant]))
 
     def final_lead(self, entrant: str, figure: str) -> Estimate | None:
         """A figure of `outcome` at the end, minus the reference's, by seed."""
-        own, reference = self.runs[entrant], self.runs[REFERENCE]
-        pairs = [
-            [outcome(runs[seed].measurements[-1].servings[self.serving])[figure] for runs in (own, reference)]
-            for seed in self.seeds(entrant)
-        ]
-        return Estimate(tuple(a - b for a, b in pairs)) if pairs else None
+        seeds = self.seeds(entrant)
+        pairs = [[self._outcome(name, seed, self.serving)[figure] for name in (entrant, REFERENCE)] for seed in seeds]
+        return Estimate(tuple(own - other for own, other in pairs)) if pairs else None
+
+    def spent(self, entrant: str, cost: str) -> list[float]:
+        """For each seed what a run cost in all, as a share of the reference's."""
+        return [self._total(entrant, seed, cost) / self._total(REFERENCE, seed, cost) for seed in self.seeds(entrant)]
+
+    def _outcome(self, entrant: str, seed: int, serving: str) -> dict[str, float]:
+        return outcome(self.runs[entrant][seed].measurements[-1].servings[serving])
+
+    def _total(self, entrant: str, seed: int, cost: str) -> float:
+        return vars(self.runs[entrant][seed].measurements[-1])[cost]
 
     def curve(self, run: Run, cost: str) -> tuple[np.ndarray, np.ndarray]:
         """What had been spent, and accuracy, on the problems that all measurements share."""

@@ -89,19 +89,14 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                 for share in SHARES:
                     lead = contest.lead(name, REFERENCE, cost, share)
                     found[f"value {task} {name} {word} {share:.0%}"] = signed(lead)
-                found[f"value {task} {name} reached {word}"] = _reached(contest, name, cost)
+                found[f"value {task} {name} reached {word}"] = _shares(contest.reached(name, cost))
                 found[f"value {task} {name} spent {word}"] = _shares(contest.spent(name, cost))
             for serving in contest.start.measurements[0].servings:
-                for figure, form in (("accuracy", ".3f"), ("greedy", ".3f"), ("ended", ".0%")):
-                    mean = contest.final(name, figure, serving).mean
-                    found[f"value {task} {name} {serving} {figure}"] = format(mean, form)
-                ended = contest.final(name, "ended", serving).values
-                found[f"value {task} {name} {serving} ended by seed"] = _shares(ended)
+                accuracy, ended = (contest.final(name, figure, serving) for figure in ("accuracy", "ended"))
+                found[f"value {task} {name} {serving} accuracy"] = f"{accuracy.mean:.3f}"
+                found[f"value {task} {name} {serving} ended"] = f"{ended.mean:.0%}"
+                found[f"value {task} {name} {serving} ended by seed"] = _shares(ended.values)
     return found
-
-
-def _reached(contest: Contest, name: str, cost: str) -> str:
-    return _shares(contest.reached(name, cost))
 
 
 def _shares(found: Sequence[float | None]) -> str:
@@ -148,7 +143,7 @@ def _leads(contest: Contest, cost: str) -> Table:
     for name, own in contest.runs.items():
         cells = [signed(contest.lead(name, REFERENCE, cost, share)).removesuffix(" (one seed)") for share in SHARES]
         cells = ["0"] * len(cells) if name == REFERENCE else cells
-        rows.append([name, str(len(own)), *cells, _reached(contest, name, cost)])
+        rows.append([name, str(len(own)), *cells, _shares(contest.reached(name, cost))])
     headers = ["", "seeds", *map("{:.0%}".format, SHARES), "to its end"]
     return Table(f"{contest.task}: accuracy minus {REFERENCE}'s at equal {WORDS[cost]}", headers, rows)
 
@@ -156,8 +151,8 @@ def _leads(contest: Contest, cost: str) -> Table:
 def _scores(contest: Contest, serving: str) -> Table:
     """Scores before training and at the end; of the serving that counts minus the reference's too."""
     counts = serving == contest.serving
-    figures = ("accuracy", "greedy", "pass_8") if counts else ("accuracy", "greedy")
-    paired = figures if counts else ()
+    figures = {"accuracy": "mean", "greedy": "greedy"} | ({"pass_8": "pass@8"} if counts else {})
+    paired = figures if counts else {}
     rows = []
     for name in ("start", *contest.runs):
         runs = [contest.start] if name == "start" else list(contest.runs[name].values())
@@ -168,8 +163,7 @@ def _scores(contest: Contest, serving: str) -> Table:
             lead = contest.final_lead(name, figure) if name not in ("start", REFERENCE) else None
             row.append("-" if lead is None else signed(lead).removesuffix(" (one seed)"))
         rows.append(row)
-    names = ["mean", "greedy", "pass@8"][: len(figures)]
-    headers = ["", *names, "tokens", "ended", *(f"{name} minus {REFERENCE}'s" for name in names[: len(paired)])]
+    headers = ["", *figures.values(), "tokens", "ended", *(f"{what} minus {REFERENCE}'s" for what in paired.values())]
     return Table(f"{contest.task}: scores at the end, served {serving}", headers, rows)
 
 

@@ -111,10 +111,8 @@ def test_a_run_is_measured_thrice_and_its_clock_counts_training_alone(monkeypatc
     )
     watch, control = sums_watch.Watch(trainer, 60.0, problems), SimpleNamespace(should_training_stop=False)
     watch.on_train_begin()
-    for number in range(1, 100):
-        if control.should_training_stop:
-            break
-        logs = {"loss": 0.1, "duet/generated_tokens": 500.0, "reward": 0.5, "number": number}
+    while not control.should_training_stop:
+        logs = {"loss": 0.1, "duet/generated_tokens": 500.0, "reward": 0.5, "number": watch.batches + 1}
         watch.on_log(None, None, control, logs)
         clock[0] += 8.0
         watch.on_log(None, None, control, {"loss": 0.1, "duet/seconds_update": 3.0})  # the batch's last update
