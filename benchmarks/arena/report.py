@@ -94,6 +94,8 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
             for serving in contest.start.measurements[0].servings:
                 accuracy, ended = (contest.final(name, figure, serving) for figure in ("accuracy", "ended"))
                 found[f"value {task} {name} {serving} accuracy"] = f"{accuracy.mean:.3f}"
+                by_seed = ", ".join(f"{one:.3f}" for one in accuracy.values)
+                found[f"value {task} {name} {serving} accuracy by seed"] = by_seed
                 found[f"value {task} {name} {serving} ended"] = f"{ended.mean:.0%}"
                 found[f"value {task} {name} {serving} ended by seed"] = _shares(ended.values)
     return found

@@ -55,6 +55,7 @@ def test_values_by_hand() -> None:
     assert found[f"value {TASK} duet_stop spent tokens"] == "50%, 50%"
     assert found[f"value {TASK} duet_stop spent seconds"] == "50%, 100%"
     assert found[f"value {TASK} duet_stop free accuracy"] == "0.500"
+    assert found[f"value {TASK} duet_stop free accuracy by seed"] == "0.500, 0.500"
     assert found[f"value {TASK} duet_stop free ended"] == "90%"
 
 
