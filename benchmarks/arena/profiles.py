@@ -58,8 +58,8 @@ class Profile:
 PROFILES = {
     "full": Profile(
         prompts=8,
-        tuning_batches=32,
-        batches=40,
+        tuning_batches=48,
+        batches=64,
         shares=(0.25, 0.375, 0.5, 1.0),
         patience=1.25,
         way=Size(150, 4),

@@ -47,25 +47,34 @@ def test_worked_examples_are_right_and_no_problem_of_any_split(split: str) -> No
 
 def solve(kind: str, question: str) -> str:
     """The answer, from the line alone."""
-    if kind == "letters":
-        letter, text = re.fullmatch(r"How many (\w) in (.+)\?", question).groups()
-        return str(text.lower().count(letter))
     if kind == "needle":
         *statements, asked = question.split(". ")
         told = dict(reversed(one.split(" ", 1)) for one in statements)
         return told[asked.removeprefix("Who ").removesuffix("?")]
-    if kind == "bits":
-        return str(question.count("1", len("How many 1")))
-    numbers = [int(one) for one in re.findall(r"\d+", question)]
-    if kind == "gcd":
-        return str(max(d for d in range(1, min(numbers) + 1) if not any(one % d for one in numbers)))
-    return str(eval(question.removesuffix("=")))
+    if kind == "sum":
+        return str(eval(question.removesuffix("=")))
+    asked, given = question.removesuffix(" =").split(": ")
+    items = given.split(", ")
+    if kind == "filter":
+        action, _, which, _, than = asked.split()
+        beyond = [one for one in items if (int(one) - int(than)) * (1 if which == "larger" else -1) > 0]
+        return ", ".join(beyond if action == "keep" else [one for one in items if one not in beyond])
+    return ", ".join(sorted(items, key=int if kind == "sort" else None, reverse=asked == "sort descending"))
+
+
+def test_a_policy_that_always_gives_one_answer_is_seldom_right() -> None:
+    for split in SIZES:
+        for kind in KINDS:
+            own = [problem for problem in MIXED.problems(split) if problem.kind == kind.name]
+            answers = {solve(kind.name, problem.key) for problem in own}
+            best = max(sum(problem.accepts(answer) for problem in own) for answer in answers)
+            assert best <= len(own) / 6, (split, kind.name)
 
 
 def test_right_answers_are_accepted_and_others_are_not() -> None:
     for problem in MIXED.problems(REPORT):
         right = solve(problem.kind, problem.key)
-        wrong = "Nobody" if problem.kind == "needle" else str(int(right) + 1)
+        wrong = {"sort": right + "0", "sum": right + "1"}.get(problem.kind, right + "x")
         first, second = f" \\boxed{{ {right} }}\n", f" \\boxed{{{wrong}}}"
         for text in (first, second + first):
             assert problem.is_right(text, "math"), (problem.key, text)
