@@ -76,7 +76,7 @@ def trained(cell: Cell, profile: Profile) -> tuple[list[Measurement], dict[str, 
         else:
             sizes = profile.way, _servings(task, profile.whole)
         ruler = Ruler(trainer.vllm_generation.llm, trainer.processing_class, task, split)
-        watch = Watch(trainer, ruler, _limits(cell, profile), *sizes)
+        watch = Watch(trainer, ruler, _limits(cell, profile, task.length), *sizes)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(watch)
         trainer.train()
@@ -88,12 +88,12 @@ def _servings(task: Any, sizes: dict[str, Any]) -> dict[str, Any]:
     return sizes if task.stop else {FREE: sizes[STOPPED]}
 
 
-def _limits(cell: Cell, profile: Profile) -> Limits:
+def _limits(cell: Cell, profile: Profile, length: float) -> Limits:
     if cell.stage == TUNE:
         profile = replace(profile, shares=profile.shares[-1:], patience=1.0, batches=profile.tuning_batches)
     if cell.tokens:
         return Limits(profile.shares, None, cell.tokens, cell.seconds, profile.patience)
-    return Limits(profile.shares, profile.batches)
+    return Limits(profile.shares, round(profile.batches * length))
 
 
 def leave_out_idle(method: Any) -> None:

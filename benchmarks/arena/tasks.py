@@ -37,6 +37,7 @@ class Task:
             ends by itself.
         rates (tuple[float, ...]): Learning rates that are tried, ascending.
         fields (dict[str, Any]): Other fields of `DUETGRPOConfig`, the same for every entrant.
+        length (float): Of its runs: a share of the profile's batches.
     """
 
     name: str
@@ -47,9 +48,10 @@ class Task:
     stop: tuple[str, ...]
     rates: tuple[float, ...]
     fields: dict[str, Any] = field(hash=False)
+    length: float = 1.0
 
 
-def _pretrained(name: str, model: str) -> Task:
+def _pretrained(name: str, model: str, length: float = 1.0) -> Task:
     # The weights are in float32 and multiplied in bfloat16.
     fields = {
         "model_init_kwargs": {"dtype": "float32"},
@@ -58,7 +60,7 @@ def _pretrained(name: str, model: str) -> Task:
         "per_device_train_batch_size": 64,
     }
     rates = (1.5e-5, 3e-5, 6e-5, 1.2e-4, 2.4e-4, 4.8e-4)
-    return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, rates, fields)
+    return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, rates, fields, length)
 
 
 def _tiny(name: str, task: Any, marker: str, pool: Callable[[], list[Any]]) -> Task:
@@ -101,7 +103,7 @@ TASKS = {
     task.name: task
     for task in (
         _pretrained("mixed_135m", "smollm2_135m"),
-        _pretrained("mixed_270m", "gemma3_270m"),
+        _pretrained("mixed_270m", "gemma3_270m", 0.5),  # a batch takes several times as long
         _tiny("two_ways", tiny_two_ways, "math", _two_ways),
         _tiny("products", tiny_products, "code", _products),
     )

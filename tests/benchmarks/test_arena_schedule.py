@@ -109,16 +109,17 @@ def test_hours_count_what_is_left_and_guess_by_what_is_most_alike() -> None:
 
 
 def test_the_reference_ends_by_batches() -> None:
-    limits = _limits(Cell(TASK, REFERENCE, REPORT, 1e-5, 0), replace(FULL, shares=(0.25, 0.5, 1.0), batches=8))
+    limits = _limits(Cell(TASK, REFERENCE, REPORT, 1e-5, 0), replace(FULL, shares=(0.25, 0.5, 1.0), batches=16), 0.5)
     assert [limits.passed(batch, 10**9, 1e9) for batch in (1, 2, 3, 4, 7, 8)] == [0, 1, 1, 2, 2, 3]
     assert [limits.progress(batch, 10**9, 1e9) for batch in (0, 2, 7, 8, 9)] == [0, 0.25, 0.875, 1, 1]
-    assert _limits(Cell(TASK, REFERENCE, TUNE, 1e-5, 0), FULL) == Limits((1.0,), FULL.tuning_batches)
-    tuned = _limits(Cell(TASK, "duet", TUNE, 1e-5, 0, 1000, 100.0), FULL)
+    assert _limits(Cell(TASK, REFERENCE, TUNE, 1e-5, 0), FULL, 1.0) == Limits((1.0,), FULL.tuning_batches)
+    tuned = _limits(Cell(TASK, "duet", TUNE, 1e-5, 0, 1000, 100.0), FULL, 1.0)
     assert [tuned.progress(9, 10, seconds) for seconds in (50.0, 99.0, 100.0)] == [0.5, 0.99, 1]
 
 
 def test_others_end_when_they_spent_tokens_and_seconds_or_patience_ends() -> None:
-    limits = _limits(Cell(TASK, "duet", REPORT, 1e-5, 0, 1000, 100.0), replace(FULL, shares=(0.5, 1.0), patience=1.5))
+    profile = replace(FULL, shares=(0.5, 1.0), patience=1.5)
+    limits = _limits(Cell(TASK, "duet", REPORT, 1e-5, 0, 1000, 100.0), profile, 0.5)
     progress = {(0, 0.0): 0, (500, 60.0): 0.5, (1000, 90.0): 0.9, (5000, 99.0): 0.99, (1000, 100.0): 1}
     progress |= {(300, 60.0): 0.4, (999, 135.0): 0.999, (900, 147.0): 0.98, (999, 150.0): 1}  # or patience does
     assert {spent: limits.progress(10**6, *spent) for spent in progress} == pytest.approx(progress)
