@@ -51,7 +51,7 @@ class Task:
     length: float = 1.0
 
 
-def _pretrained(name: str, model: str, length: float = 1.0) -> Task:
+def _pretrained(name: str, model: str, lowest: float, length: float = 1.0) -> Task:
     # The weights are in float32 and multiplied in bfloat16.
     fields = {
         "model_init_kwargs": {"dtype": "float32"},
@@ -59,7 +59,7 @@ def _pretrained(name: str, model: str, length: float = 1.0) -> Task:
         "vllm_max_model_length": 256,
         "per_device_train_batch_size": 64,
     }
-    rates = (1.5e-5, 3e-5, 6e-5, 1.2e-4, 2.4e-4, 4.8e-4)
+    rates = tuple(lowest * 2**step for step in range(6))
     return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, rates, fields, length)
 
 
@@ -102,8 +102,8 @@ def _two_ways() -> list[Any]:
 TASKS = {
     task.name: task
     for task in (
-        _pretrained("mixed_135m", "smollm2_135m"),
-        _pretrained("mixed_270m", "gemma3_270m", 0.5),  # a batch takes several times as long
+        _pretrained("mixed_135m", "smollm2_135m", 1.5e-5),
+        _pretrained("mixed_270m", "gemma3_270m", 3.75e-6, 0.5),  # a batch takes twice as long
         _tiny("two_ways", tiny_two_ways, "math", _two_ways),
         _tiny("products", tiny_products, "code", _products),
     )
