@@ -92,12 +92,12 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                 found[f"value {task} {name} reached {word}"] = _shares(contest.reached(name, cost))
                 found[f"value {task} {name} spent {word}"] = _shares(contest.spent(name, cost))
             for serving in contest.start.measurements[0].servings:
-                accuracy, ended = (contest.final(name, figure, serving) for figure in ("accuracy", "ended"))
-                found[f"value {task} {name} {serving} accuracy"] = f"{accuracy.mean:.3f}"
-                by_seed = ", ".join(f"{one:.3f}" for one in accuracy.values)
-                found[f"value {task} {name} {serving} accuracy by seed"] = by_seed
-                found[f"value {task} {name} {serving} ended"] = f"{ended.mean:.0%}"
-                found[f"value {task} {name} {serving} ended by seed"] = _shares(ended.values)
+                ended = contest.final(name, "ended", serving).values
+                found[f"value {task} {name} {serving} ended by seed"] = _shares(ended)
+                for figure in _figures(contest, serving):
+                    own = f"value {task} {name} {serving} {figure}"
+                    found[own] = f"{contest.final(name, figure, serving).mean:.3f}"
+                    found[f"{own} lead"] = signed(contest.final_lead(name, figure, serving))
     return found
 
 
@@ -150,22 +150,25 @@ def _leads(contest: Contest, cost: str) -> Table:
     return Table(f"{contest.task}: accuracy minus {REFERENCE}'s at equal {WORDS[cost]}", headers, rows)
 
 
+def _figures(contest: Contest, serving: str) -> dict[str, str]:
+    """Scores at the end: in `outcome`, and in tables."""
+    return {"accuracy": "mean", "greedy": "greedy"} | ({"pass_8": "pass@8"} if serving == contest.serving else {})
+
+
 def _scores(contest: Contest, serving: str) -> Table:
-    """Scores before training and at the end; of the serving that counts minus the reference's too."""
-    counts = serving == contest.serving
-    figures = {"accuracy": "mean", "greedy": "greedy"} | ({"pass_8": "pass@8"} if counts else {})
-    paired = figures if counts else {}
+    """Scores before training and at the end, and minus the reference's."""
+    figures = _figures(contest, serving)
     rows = []
     for name in ("start", *contest.runs):
         runs = [contest.start] if name == "start" else list(contest.runs[name].values())
         found = [outcome(run.measurements[-1].servings[serving]) for run in runs]
         own = {key: float(np.mean([one[key] for one in found])) for key in found[0]}
         row = [name, *(f"{own[key]:.3f}" for key in figures), f"{own['length']:.1f}", f"{own['ended']:.0%}"]
-        for figure in paired:
-            lead = contest.final_lead(name, figure) if name not in ("start", REFERENCE) else None
+        for figure in figures:
+            lead = contest.final_lead(name, figure, serving) if name not in ("start", REFERENCE) else None
             row.append("-" if lead is None else signed(lead).removesuffix(" (one seed)"))
         rows.append(row)
-    headers = ["", *figures.values(), "tokens", "ended", *(f"{what} minus {REFERENCE}'s" for what in paired.values())]
+    headers = ["", *figures.values(), "tokens", "ended", *(f"{what} minus {REFERENCE}'s" for what in figures.values())]
     return Table(f"{contest.task}: scores at the end, served {serving}", headers, rows)
 
 

@@ -55,8 +55,8 @@ def test_values_by_hand() -> None:
     assert found[f"value {TASK} duet_stop spent tokens"] == "50%, 50%"
     assert found[f"value {TASK} duet_stop spent seconds"] == "50%, 100%"
     assert found[f"value {TASK} duet_stop free accuracy"] == "0.500"
-    assert found[f"value {TASK} duet_stop free accuracy by seed"] == "0.500, 0.500"
-    assert found[f"value {TASK} duet_stop free ended"] == "90%"
+    assert found[f"value {TASK} duet_stop free accuracy lead"] == "-0.100 [-0.100, -0.100]"
+    assert found[f"value {TASK} duet_stop free ended by seed"] == "90%, 90%"
 
 
 # Half of 48,000 tokens and of 96 seconds are 48 batches of duet_stop: 0.54 against 0.5 of the reference's 24. It is at
@@ -72,6 +72,7 @@ def test_values_by_hand() -> None:
         ("tuning", REFERENCE, "chosen", "3e-05"),
         ("stopped", "duet_stop", f"greedy minus {REFERENCE}'s", "+0.015 [-0.049, +0.079]"),
         ("free", "start", "mean", "0.200"),
+        ("free", "duet_stop", f"greedy minus {REFERENCE}'s", "+0.015 [-0.049, +0.079]"),
         ("batch", REFERENCE, "generate", "0.90"),
         ("batch", REFERENCE, "rest", "0.40"),
         ("start", TASK, "tokens", "20.0"),
