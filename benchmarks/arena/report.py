@@ -24,7 +24,7 @@ from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
 FIGURE = Path("docs/assets")
-MAIN = (REFERENCE, "grpo_8", "grpo_2", "duet", "pilot")
+MAIN = (REFERENCE, "grpo_8", "grpo_4", "duet")
 """Entrants of the figure, which has no room for all."""
 
 
