@@ -19,7 +19,7 @@ from .profiles import PROFILES
 from .quotes import differences, documents, rewritten
 from .records import CONFIRM, REPORT, START, TUNE, Run
 from .schedule import PLAN, hash_of
-from .targets import TARGETS, signed, verdicts
+from .targets import PLAIN, SWAP, TARGETS, signed, verdicts
 from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
@@ -89,6 +89,10 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                 for share in SHARES:
                     lead = contest.lead(name, REFERENCE, cost, share)
                     found[f"value {task} {name} {word} {share:.0%}"] = signed(lead)
+                    if name == SWAP and PLAIN in contest.runs:
+                        found[f"value {task} {name} {word} {share:.0%} over {PLAIN}"] = signed(
+                            contest.lead(name, PLAIN, cost, share)
+                        )
                 found[f"value {task} {name} reached {word}"] = _shares(contest.reached(name, cost))
                 found[f"value {task} {name} spent {word}"] = _shares(contest.spent(name, cost))
             for serving in contest.start.measurements[0].servings:
