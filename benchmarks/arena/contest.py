@@ -107,9 +107,9 @@ class Contest:
         """A figure of `outcome` at the end of each seed."""
         return Estimate(tuple(self._outcome(entrant, seed, serving)[figure] for seed in self.runs[entrant]))
 
-    def final_lead(self, entrant: str, figure: str, serving: str | None = None) -> Estimate | None:
-        """A figure of `outcome` at the end, minus the reference's, by seed; None: of the serving that counts."""
-        serving, seeds = serving or self.serving, self.seeds(entrant)
+    def final_lead(self, entrant: str, figure: str, serving: str) -> Estimate | None:
+        """A figure of `outcome` at the end, minus the reference's, by seed."""
+        seeds = self.seeds(entrant)
         pairs = [[self._outcome(name, seed, serving)[figure] for name in (entrant, REFERENCE)] for seed in seeds]
         return Estimate(tuple(own - other for own, other in pairs)) if pairs else None
 

@@ -19,12 +19,12 @@ from .profiles import PROFILES
 from .quotes import differences, documents, rewritten
 from .records import CONFIRM, REPORT, START, TUNE, Run
 from .schedule import PLAN, hash_of
-from .targets import PLAIN, SWAP, TARGETS, signed, verdicts
+from .targets import PLAIN, SWAP, TARGETS, UNGATED, signed, verdicts
 from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
 FIGURE = Path("docs/assets")
-MAIN = (REFERENCE, "grpo_8", "grpo_4", "duet")
+MAIN = (REFERENCE, PLAIN, UNGATED, SWAP)
 """Entrants of the figure, which has no room for all."""
 
 
@@ -87,12 +87,10 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
             found[f"value {task} {name} seeds"] = str(len(contest.runs[name]))
             for cost, word in WORDS.items():
                 for share in SHARES:
-                    lead = contest.lead(name, REFERENCE, cost, share)
-                    found[f"value {task} {name} {word} {share:.0%}"] = signed(lead)
-                    if name == SWAP and PLAIN in contest.runs:
-                        found[f"value {task} {name} {word} {share:.0%} over {PLAIN}"] = signed(
-                            contest.lead(name, PLAIN, cost, share)
-                        )
+                    for over in (REFERENCE, *contest.runs):
+                        whom = "" if over == REFERENCE else f" over {over}"
+                        lead = contest.lead(name, over, cost, share)
+                        found[f"value {task} {name} {word} {share:.0%}{whom}"] = signed(lead)
                 found[f"value {task} {name} reached {word}"] = _shares(contest.reached(name, cost))
                 found[f"value {task} {name} spent {word}"] = _shares(contest.spent(name, cost))
             for serving in contest.start.measurements[0].servings:

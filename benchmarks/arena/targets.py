@@ -70,7 +70,7 @@ def _reaches(cost: str, share: float) -> Target:
 
 def _not_worse(figure: str, name: str) -> Target:
     def judge(contest: Contest) -> Verdict:
-        lead = contest.final_lead(SUBJECT, figure) if SUBJECT in contest.runs else None
+        lead = contest.final_lead(SUBJECT, figure, contest.serving) if SUBJECT in contest.runs else None
         return Verdict(is_above(lead, -NOT_INFERIOR), signed(lead))
 
     return Target(f"{name} at the end not {NOT_INFERIOR} below {REFERENCE}'s", judge)

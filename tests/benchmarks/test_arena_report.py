@@ -51,9 +51,13 @@ def test_tables_have_everyone_who_ran() -> None:
 
 def test_values_by_hand() -> None:
     cheap = [run("duet_stop", line(0.5), seed, tokens=500.0, seconds=1.0 + seed) for seed in (0, 1)]
-    found = values([start(), run(), run(seed=1), *cheap])
+    fewer = [run("grpo_4", line(0.47), seed, tokens=500.0) for seed in (0, 1)]
+    found = values([start(), run(), run(seed=1), *cheap, *fewer])
     assert found[f"value {TASK} duet_stop spent tokens"] == "50%, 50%"
     assert found[f"value {TASK} duet_stop spent seconds"] == "50%, 100%"
+    assert found[f"value {TASK} duet_stop tokens 50%"] == "+0.000 [+0.000, +0.000]"
+    assert found[f"value {TASK} duet_stop tokens 50% over grpo_4"] == "+0.030 [+0.030, +0.030]"
+    assert found[f"value {TASK} grpo_4 tokens 50% over duet_stop"] == "-0.030 [-0.030, -0.030]"
     assert found[f"value {TASK} duet_stop free accuracy"] == "0.500"
     assert found[f"value {TASK} duet_stop free accuracy lead"] == "-0.100 [-0.100, -0.100]"
     assert found[f"value {TASK} duet_stop free ended by seed"] == "90%, 90%"
