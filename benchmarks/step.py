@@ -70,7 +70,7 @@ from recipes.tiny_math.reward import first_box_reward  # noqa: E402
 from recipes.tiny_math.task import MAX_COMPLETION_LENGTH, sample_problems  # noqa: E402
 
 SETTINGS = ROOT / "recipes" / "configs" / "math_tiny.yaml"
-NUM_PROMPTS = 32  # two steps an epoch: after the warm-up the allocator has met every prompt
+NUM_PROMPTS = 32  # two steps an epoch: after the warm-up every prompt has a history
 ROLLOUTS = 32  # of a prompt: num_rollouts_max, so that none is ever used twice in a step
 STRIDE = 5
 WARM_UP = 4
@@ -78,7 +78,6 @@ LEAST_ROUNDS = 7
 STOCK, OFF, ON = "stock", "off", "on"
 DUET_FIELDS: dict[str, dict[str, Any]] = {
     OFF: {
-        "allocate": False,
         "trim": False,
         "abort": False,
         "budget_fraction": 1.0,

@@ -48,7 +48,7 @@ def _batches(count: int) -> Follows:
 
 
 _ONE_BATCH = _batches(1)
-_TWO_OF_MORE = Follows(  # at an average of two, a minimum of two would be uniform
+_TWO_OF_MORE = Follows(  # a lone rollout has nothing to be compared with
     lambda c: 2 if c.budget_fraction * c.num_generations > 2 else 1, "2 where the budget averages more than 2, else 1"
 )
 _GRACE = Follows(lambda c: scaled_grace_window(c.max_completion_length), "that share of the length limit, at least 8")
@@ -77,7 +77,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
     allocate: bool | None = config_field(
         "Uneven rollout counts (paper, section 3.1). False: the same for every prompt.",
-        methods={"duet": False, "paper": True},
+        methods={"paper": True},
         unread=False,
     )
     trim: bool | None = config_field(
@@ -112,7 +112,7 @@ class DUETGRPOConfig(GRPOConfig):
         rule=at_least(1),
         acts=Acts(
             lambda v: v.method == "knapsack" or v.allocate or v.budget_reading == "tokens",
-            "allocate=True or budget_reading='tokens'",
+            "method='paper' with allocate=True, or budget_reading='tokens'",
         ),
         methods={"duet": _TWO_OF_MORE, "paper": 1, "knapsack": 2},
     )

@@ -147,7 +147,7 @@ def local_parameters(name: str, folder: Path) -> dict[str, Any]:
         "extra_eos_tokens": ["<|im_end|>"],
         "precision": "fp32",
         "steps": 6,
-        "prompts_per_step": 16,  # three steps are an epoch of the 48 problems, so the allocator meets each twice
+        "prompts_per_step": 16,  # three steps are an epoch of the 48 problems
         "rollouts_per_micro_batch": 32,
         "max_completion_length": 160,
         "train_problems": LOCAL_PROBLEMS["train"],

@@ -16,7 +16,7 @@ from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.gate.thresholds import LengthThresholds
 
 NUM_PROMPTS = 32
-PARTS_OFF = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
+PARTS_OFF = {"trim": False, "abort": False, "budget_fraction": 1.0}
 
 
 def prompts(num: int = NUM_PROMPTS, conversational: bool = False) -> Dataset:

@@ -127,7 +127,7 @@ def sharding(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, Any]
 
 def build(output_dir: Path, scripted: bool = True, **options: Any) -> DUETGRPOTrainer:
     """A trainer with SGD, whose rollouts are scripted or sampled from the policy."""
-    own = {"allocate": True, "max_completion_length": 64, "optim": "sgd", "learning_rate": 0.05, **GATE, **options}
+    own = {"max_completion_length": 64, "optim": "sgd", "learning_rate": 0.05, **GATE, **options}
     args = DUETGRPOConfig(**settings(output_dir, **grouped(own)))
     data = Dataset.from_dict({"prompt": [f"Compute {i} + {i % 5} = " for i in range(NUM_PROMPTS)]})
     engine = ScriptedEngine if scripted else None

@@ -10,7 +10,7 @@ from trl import TrlParser
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
-from duet_trl.allocate.allocators import MixedAllocator, NeymanAllocator
+from duet_trl.allocate.allocators import NeymanAllocator, UniformAllocator
 from duet_trl.config import defaults_of
 from duet_trl.field_types import Follows
 from duet_trl.gate.thresholds import LengthThresholds, PricedThresholds
@@ -18,7 +18,6 @@ from duet_trl.methods import METHODS, build_method, setting_of
 from duet_trl.methods.duet import DuetOptions
 from duet_trl.methods.paper import PaperOptions
 
-COUNTS = {"allocate": True}
 FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
 
 
@@ -46,7 +45,7 @@ def test_a_method_gives_every_field_and_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": (False, "math", 2, None, MixedAllocator, PricedThresholds, None),
+    "duet": (False, "math", 2, None, UniformAllocator, PricedThresholds, None),
     "paper": (True, "math_paragraph", 1, 0.05, NeymanAllocator, LengthThresholds, 256),
 }
 
@@ -54,7 +53,7 @@ CHOSEN = {
 @pytest.mark.parametrize("method", sorted(CHOSEN))
 def test_a_method_chooses_marker_counts_and_gate(tmp_path, method):
     resolved = config(tmp_path, method=method)
-    built = build_method(config(tmp_path, method=method, **COUNTS))
+    built = build_method(config(tmp_path, method=method))
     found = (
         resolved.allocate,
         resolved.marker,
@@ -90,13 +89,13 @@ def test_method_grpo_has_every_part_off_and_no_options(tmp_path):
 
 
 def test_with_every_part_off_duet_is_grpo(tmp_path):
-    assert not config(tmp_path, allocate=False, trim=False, abort=False, budget_fraction=1.0).duet_active
+    assert not config(tmp_path, trim=False, abort=False, budget_fraction=1.0).duet_active
 
 
-@pytest.mark.parametrize("left_on", ["allocate", "trim", "abort", "budget_fraction"])
+@pytest.mark.parametrize("left_on", ["trim", "abort", "budget_fraction"])
 def test_each_part_alone_makes_it_duet(tmp_path, left_on):
-    off = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
-    on = {"allocate": True, "trim": True, "abort": True, "budget_fraction": 0.5}
+    off = {"trim": False, "abort": False, "budget_fraction": 1.0}
+    on = {"trim": True, "abort": True, "budget_fraction": 0.5}
     assert config(tmp_path, **off | {left_on: on[left_on]}).duet_active
 
 
@@ -189,9 +188,9 @@ BY_NAME = [
     ({"method": "paper", "keep_probability": 0.0}, "Use abort=False to keep everything"),
     ({"method": "paper", "keep_probability": 1.1}, "keep_probability must be in"),
     ({"num_rollouts_min": 0}, "num_rollouts_min must be an integer of at least 1"),
-    ({**COUNTS, "num_rollouts_min": 5, "num_rollouts_max": 4}, "is above num_rollouts_max"),
-    ({**COUNTS, "num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
-    ({**COUNTS, "num_rollouts_min": 4, "max_rollouts": 16}, "above max_rollouts"),
+    ({"method": "paper", "num_rollouts_min": 5, "num_rollouts_max": 4}, "is above num_rollouts_max"),
+    ({"method": "paper", "num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
+    ({"method": "paper", "num_rollouts_min": 4, "max_rollouts": 16}, "above max_rollouts"),
     ({"marker": "maths"}, "maths"),
     ({"marker": "regex:4"}, "three dots between them"),
     ({"loss_type": "ppo"}, "loss_type must be one of"),

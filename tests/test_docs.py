@@ -188,7 +188,7 @@ def test_fidelity_md_names_every_default_in_which_duet_and_paper_differ() -> Non
 
     rows, paper, duet = method_table(), defaults("paper"), defaults("duet")
     computed = {"num_rollouts_min"} | {name for name, default in duet.items() if default is None and name not in paper}
-    differ = {name for name in duet if paper.get(name) != duet[name]} | {"keep_probability"} | computed
+    differ = {name for name in duet if paper.get(name) != duet[name]} | {"keep_probability", "allocate"} | computed
     assert set(rows) == differ
     for name in rows.keys() - computed:
         assert rows[name] == [paper.get(name, "-"), duet.get(name, "-")], name

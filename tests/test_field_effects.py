@@ -37,12 +37,11 @@ def test_a_field_that_the_method_does_not_read_is_refused_with_the_methods_that_
         config(tmp_path, method="grpo", **{name: VALUES[name]})
     message = str(refused.value)
     assert message.startswith(f"{name}={VALUES[name]!r} cannot have an effect under method='grpo'")
-    readers = "['paper']" if name == "keep_probability" else "['duet', 'paper'"
+    readers = "['paper']" if name in ("allocate", "keep_probability") else "['duet', 'paper'"
     assert f"Remove it, or choose a method that does: {readers}" in message
     assert config(tmp_path, method="grpo", **{name: None}).method == "grpo"
 
 
-COUNTS = {"allocate": True}
 PAPER = {"method": "paper"}
 NO_GATE = {"trim": False, "abort": False}
 TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
@@ -50,7 +49,7 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
     ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {}),
-    ("num_rollouts_min", 2, COUNTS, {}),
+    ("num_rollouts_min", 2, PAPER, {}),
     ("num_rollouts_min", 2, TOKENS, {}),
     ("marker", "math", {"abort": False}, NO_GATE),
     ("grace_window", 25, {"trim": False}, NO_GATE),

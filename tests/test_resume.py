@@ -20,12 +20,12 @@ STATE = "duet_state.json"
 
 
 def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path):
-    first = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="steps", save_steps=3, allocate=True)
+    first = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="steps", save_steps=3, method="paper")
     first.train()
     saved = json.loads((tmp_path / "checkpoint-3" / STATE).read_text())
     assert saved["step"] == 3
 
-    resumed = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="no", allocate=True)
+    resumed = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="no", method="paper")
     steps = []
     run = resumed.loop.run
 

@@ -46,26 +46,29 @@ def test_method_grpo_is_grpo_loss_for_loss_over_several_visits_of_a_prompt(tiny_
 
 
 @pytest.mark.parametrize(
-    ("method", "own"), [("duet", ["mixed_prompts_expected"]), ("paper", ["calibration_chi2", "sigma_floor"])]
+    ("method", "own"),
+    [("duet", []), ("paper", "dual calibration_chi2 sigma_floor cold_prompts cold_gradient_share".split())],
 )
 def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, method, own):
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6, allocate=True, method=method)
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6, method=method)
     start = weights(trainer).clone()
     trainer.train()
     assert (weights(trainer) - start).abs().max() > 1e-4
     entry = next(e for e in trainer.state.log_history if "loss" in e)
-    expected = """budget_tokens planned_tokens generated_tokens aborted_tokens trimmed_tokens saved_tokens dual
+    expected = """budget_tokens planned_tokens generated_tokens aborted_tokens trimmed_tokens saved_tokens
         num_rollouts/mean num_rollouts/min num_rollouts/max num_rollouts/std
         poll_threshold abort_threshold share_ended_before_gate share_marker_seen
         share_marker_less abort_rate keep_rate trim_rate weight_mean weight_max effective_sample_size surcharge
-        cold_prompts singleton_prompts cold_gradient_share singleton_gradient_share seconds_plan seconds_generate
+        singleton_prompts singleton_gradient_share seconds_plan seconds_generate
         seconds_score seconds_update overhead_share nonfinite_rollouts"""
     assert {f"duet/{name}" for name in [*expected.split(), *own]} <= entry.keys()
     shares = sum(entry[f"duet/share_{name}"] for name in ("ended_before_gate", "marker_seen", "marker_less"))
     assert shares == pytest.approx(1.0)
     assert all(math.isfinite(value) for name, value in entry.items() if name.startswith("duet/"))
     planned, budget = logged(trainer, "duet/planned_tokens"), logged(trainer, "duet/budget_tokens")
-    assert all(p <= b * (1 + 1e-9) for p, b in zip(planned, budget, strict=True))
+    # Even counts that do not divide give the rest to the first prompts, whatever these cost.
+    above = 0.1 if method == "duet" else 1e-9
+    assert all(p <= b * (1 + above) for p, b in zip(planned, budget, strict=True))
     # Over the run every outcome occurred, so the gate's branches were all taken.
     for name in ("abort_rate", "keep_rate", "trim_rate", "share_ended_before_gate"):
         assert max(logged(trainer, f"duet/{name}")) > 0, name
@@ -98,11 +101,9 @@ def test_every_switch_trains(tiny_path, tmp_path, options):
 
 
 def test_each_part_switched_off_stays_off(tiny_path, tmp_path):
-    metrics = {"trim": "duet/trim_rate", "abort": "duet/abort_rate", "allocate": "duet/num_rollouts/std"}
-    for part, metric in metrics.items():
-        trainer = trained(tiny_path, tmp_path / part, max_steps=2, **{"allocate": True, part: False})
-        # Uniform counts may differ by the one rollout that the budget does not divide into.
-        assert max(logged(trainer, metric)) <= (0.5 if part == "allocate" else 0.0), part
+    for part in ("trim", "abort"):
+        trainer = trained(tiny_path, tmp_path / part, max_steps=2, **{part: False})
+        assert max(logged(trainer, f"duet/{part}_rate")) == 0.0, part
 
 
 async def async_length(completions, **kwargs):

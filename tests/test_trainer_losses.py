@@ -136,7 +136,7 @@ def by_hand(trainer, policy, reference, window, counted):
     ids=lambda options: "-".join([options["loss_type"], *list(options)[3:]]),
 )
 def test_the_gradient_divides_by_all_that_count_however_rows_are_packed(tiny_path, tmp_path, options):
-    trainer, policy, gradients = run(tiny_path, tmp_path, allocate=True, **MASKED, **options)
+    trainer, policy, gradients = run(tiny_path, tmp_path, **MASKED, **options)
     step = trainer._current
     counted = step.judgement.in_divisor
     assert (step.packed_rows == PADDING_ROW).any() and (step.judgement.weight > 1).any()

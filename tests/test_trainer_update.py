@@ -24,7 +24,6 @@ def test_the_entropy_is_that_of_the_trained_tokens(tiny_path, tmp_path):
         rewards=by_prompt,
         data=prompts(8),
         max_steps=1,
-        allocate=False,
         budget_fraction=1.0,
         num_generations=2,
         gradient_accumulation_steps=4,

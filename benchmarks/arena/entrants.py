@@ -57,7 +57,6 @@ _ALL = (
     Entrant("grpo_2", "GRPO, 2 rollouts, stop string", "grpo", 0.25),
     Entrant("duet", "the two-name swap, as in README", "duet", 0.5, stops=False),
     Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
-    Entrant("duet_counts", "duet_stop with uneven counts", "duet", 0.5, settings={"allocate": True}),
     Entrant("pilot", "two rollouts of twice as many prompts, then the rest", "pilot", 0.5, crowd=2),
     Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5, lean=False),
     Entrant("dapo", "DAPO's dynamic sampling", "dapo", settings={"epsilon_high": 0.28}),

@@ -45,8 +45,8 @@ READING = """\
   `--method_kwargs '{"poll_interval": 4}'`."""
 
 SOME_METHODS = """\
-The first three switch the parts of DUET; then come the budget, the limits on counts, and the gate. A method refuses
-those that it does not read."""
+The first three switch parts of DUET, the first of them under `paper` only; then come the budget, the limits on counts,
+and the gate. A method refuses those that it does not read."""
 
 
 def tables() -> str:

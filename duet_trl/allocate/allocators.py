@@ -14,15 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..state import Stateful
-from .neyman import (
-    Allocation,
-    bisection_allocation,
-    calibration_chi2,
-    mixed_allocation,
-    mixed_probability,
-    sigma_observed,
-)
-from .statistics import PromptStatistics, RewardHistory, openness, posterior, price_of_more
+from .neyman import Allocation, bisection_allocation, calibration_chi2, sigma_observed
+from .statistics import PromptStatistics, openness, posterior, price_of_more
 
 FLOOR, FLOOR_QUANTILE = 0.01, 0.05
 """Of sigma: before the first epoch is over, and the quantile of the pool's positive sigmas that replaces it."""
@@ -58,7 +51,7 @@ class Budget:
 
 
 class UniformAllocator(Stateful):
-    """The same number of rollouts for every prompt: GRPO, or DUET without its allocator.
+    """The same number of rollouts for every prompt: as in GRPO and `duet`.
 
     Under a budget that counts rollouts every prompt gets ``fraction * num_generations``; under a token budget as many
     as it pays for. Where the total does not divide evenly, the first prompts of the batch get one more.
@@ -73,7 +66,6 @@ class UniformAllocator(Stateful):
 
     Attributes:
         statistics (PromptStatistics): The history of each prompt.
-        cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
         price (float): Gain per token from one more rollout of each prompt of the last plan
             (`price_of_more`); nan before the first.
     """
@@ -95,7 +87,6 @@ class UniformAllocator(Stateful):
         self.statistics = PromptStatistics()
         self.price_aborted = price_aborted
         self.bounds = {"num_min": num_min, "num_max": num_max, "max_rollouts": max_rollouts}
-        self.cold = np.zeros(0, dtype=bool)
         self.price = float("nan")
         self._metrics: dict[str, float] = {}
 
@@ -103,7 +94,7 @@ class UniformAllocator(Stateful):
         """Rollouts of each of M prompts in the next step, after `epoch` completed passes over the data."""
         cost = self.statistics.expected_tokens(keys, price_aborted=self.price_aborted, default=self.max_length)
         history, self._metrics = self.statistics.reward_history(keys), {}
-        allocation = self._counts(keys, epoch, cost, history)
+        allocation = self._counts(keys, epoch, cost)
         worth = openness(*posterior(history, self.statistics.reward_range))
         self.price = price_of_more(worth, allocation.num_rollouts, cost)
         self._metrics |= {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}
@@ -118,9 +109,8 @@ class UniformAllocator(Stateful):
         """Metrics of the last step, plain floats."""
         return dict(self._metrics)
 
-    def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
-        """The plan at the expected tokens of a rollout of each prompt, shape (M,); sets `cold`, adds metrics."""
-        self.cold = np.zeros(len(keys), dtype=bool)
+    def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray) -> Allocation:
+        """The plan at the expected tokens of a rollout of each prompt, shape (M,); adds metrics."""
         tokens = self.budget.tokens(cost)
         if self.budget.budget_tokens is None:
             total = self.budget.total_rollouts(cost.size)
@@ -162,6 +152,9 @@ class NeymanAllocator(UniformAllocator):
         budget (Budget): B.
         warmup (int | None): k_warmup, >= 1; None: one s_q for all prompts, so that counts follow lengths alone.
         **options (Any): As for `UniformAllocator`.
+
+    Attributes:
+        cold (np.ndarray): Prompts of the last plan whose sigma is the floor, shape (M,), bool.
     """
 
     remembered = ("statistics", "floor", "_frozen", "_dual")
@@ -171,6 +164,7 @@ class NeymanAllocator(UniformAllocator):
         # The scale of a constant does not matter to the counts.
         self.warmup, self.floor, self._frozen = warmup, FLOOR if warmup else 1.0, False
         self._dual: float | None = None
+        self.cold = np.zeros(0, dtype=bool)
         self._planned: tuple[tuple[str, ...], np.ndarray] | None = None
 
     def sigma(self, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +185,7 @@ class NeymanAllocator(UniformAllocator):
         if self._planned is not None and self._planned[0] == tuple(keys) and np.any(observed > 0.0):
             self._metrics["calibration_chi2"] = calibration_chi2(self._planned[1], observed)
 
-    def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
+    def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray) -> Allocation:
         self._raise_floor(epoch)
         sigma, warm = self.sigma(keys)
         allocation = bisection_allocation(sigma, cost, self.budget.tokens(cost), **self.bounds, dual=self._dual)
@@ -208,21 +202,3 @@ class NeymanAllocator(UniformAllocator):
         if positive.size:
             self.floor = max(self.floor, float(np.quantile(positive, FLOOR_QUANTILE)))
             self._frozen = True
-
-
-class MixedAllocator(UniformAllocator):
-    """Rollouts where they are most likely to make a prompt's rewards differ, from the prompts' reward history.
-
-    A reward counts as a partial success, by its place between the lowest and the highest reward of the run.
-    Arguments as `UniformAllocator`. docs/fidelity.md#allocation_objective.
-    """
-
-    def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
-        successes, failures = posterior(history, self.statistics.reward_range)
-        allocation = mixed_allocation(successes, failures, cost, self.budget.tokens(cost), **self.bounds)
-        self.cold = history.count == 0.0
-        counts = allocation.num_rollouts
-        table = mixed_probability(successes, failures, int(counts.max()))
-        expected = float(table[counts, np.arange(counts.size)].sum())
-        self._metrics |= {"dual": allocation.dual, "mixed_prompts_expected": expected}
-        return allocation

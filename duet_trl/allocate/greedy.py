@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts in the order of their gain per token: the plan of Theorem 1 in integers and of `mixed_allocation`.
+"""Rollouts in the order of their gain per token.
 
 Where the gains of a prompt fall with every rollout it has, taking the largest gain per token first is optimal up to
 the budget that the last rollouts leave over.

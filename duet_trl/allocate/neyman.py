@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 1: rollouts of each prompt under a token budget, by Theorem 1 (Eqs. 1, 2, 4) with its sigma (Eqs. 3, 7), or
-such that the rewards of as many prompts as possible differ: one whose rollouts all succeed, or all fail, has no
-group-normalised advantage (docs/fidelity.md#allocation_objective).
-"""
+"""Phase 1: rollouts of each prompt under a token budget, by Theorem 1 (Eqs. 1, 2, 4) with its sigma (Eqs. 3, 7)."""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-from .greedy import greedy_counts
 
 BUDGET_ROUNDING = 1e-12
 """Share of a budget that float64 sums may differ by: without it a plan that meets it exactly loses a rollout."""
@@ -94,50 +89,6 @@ def bisection_allocation(
         low, high = (middle, high) if exceeds(middle) else (low, middle)
     counts = counts_at(high).astype(np.int64)
     return Allocation(counts, math.exp(high) * scale**2, float(cost @ counts), budget)
-
-
-def mixed_probability(successes: ArrayLike, failures: ArrayLike, num_max: int) -> np.ndarray:
-    """Probability that n rollouts hold a success and a failure, ``1 - E p^n - E (1 - p)^n`` under a Beta posterior.
-
-    Its parameters `successes` and `failures` have shape (M,), > 0. Returns shape (num_max + 1, M), one row per n from
-    0; increasing and concave from n = 1 on.
-    """
-    a, b = np.asarray(successes, dtype=np.float64), np.asarray(failures, dtype=np.float64)
-    drawn = np.arange(num_max)[:, None]
-    total = a + b + drawn
-    start = np.ones((1, a.size))
-    all_right = np.concatenate([start, np.cumprod((a + drawn) / total, axis=0)])
-    all_wrong = np.concatenate([start, np.cumprod((b + drawn) / total, axis=0)])
-    table = 1.0 - all_right - all_wrong
-    table[0] = 0.0
-    return table
-
-
-def mixed_allocation(
-    successes: ArrayLike,
-    failures: ArrayLike,
-    mean_length: ArrayLike,
-    budget_tokens: float,
-    *,
-    num_min: int = 1,
-    num_max: int = 32,
-    max_rollouts: int | None = None,
-) -> Allocation:
-    """Integer counts that maximise the expected number of mixed prompts under ``sum(n * L) <= B``.
-
-    ``successes`` and ``failures`` (M,) as for `mixed_probability`, the others as for `bisection_allocation`; ``dual``
-    is in expected mixed prompts per token.
-
-    Example:
-        >>> mixed_allocation([5.0, 8.0], [5.0, 0.5], [10.0, 10.0], 80.0, num_min=2).num_rollouts.tolist()
-        [5, 3]
-    """
-    a, b, cost = positive_vectors(successes=successes, failures=failures, mean_length=mean_length)
-    budget = positive_number("budget_tokens", budget_tokens)
-    lowest, cap = bounds(a.size, num_min, num_max, max_rollouts)
-    table = mixed_probability(a, b, num_max)
-    counts, price = greedy_counts(table, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
-    return Allocation(counts, price, float(cost @ counts), budget)
 
 
 def sigma_observed(

@@ -3,7 +3,7 @@
 
 `paper`: quantiles of the lengths of recent rollouts (Algorithm 1, lines 45-50). Kept rollouts lack most of those that
 reached the abort gate, so K2 ratchets down. `duet`: a rollout without an answer continues as long as it pays the price
-of its tokens, which is the allocation's: what one more rollout earns per token (`allocate/statistics.py`); an answer
+of its tokens, which is what one more rollout earns per token (`allocate/statistics.py`); an answer
 that turns a failure into a success counts 1. See `AnswerTimes` for K2 and docs/how_it_works.md for the whole.
 """
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under one token budget.
+r"""DUET: how many rollouts there are, and when each of them stops, under one token budget.
 
-1. **Allocate.** Counts n_q, sum n_q L_q <= B: equal, or (`allocate`) such that the rewards of as many prompts as
-   possible differ.
+1. **Allocate.** The same number of rollouts for every prompt, as many as the budget B pays for.
 2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
    marker, at K2 + G, where continuing earns less per token than another rollout would. A coin keeps a few of those.
 3. **Update.** GRPO's. Aborted rollouts are failures, and nothing is weighted: the gradient is in expectation that of a
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.allocators import MixedAllocator, UniformAllocator
+from ..allocate.allocators import UniformAllocator
 from ..field_types import Follows, config_field
 from ..gate.replay import keep_coins, propensity
 from ..gate.thresholds import PricedThresholds
@@ -45,14 +44,13 @@ class DuetOptions(GateOptions):
 
 
 class Duet(Gated):
-    """The joint controller of counts and stops."""
+    """Even counts, and a gate at one price."""
 
     def __init__(self, config: Any, setting: Setting) -> None:
         thresholds = PricedThresholds(
             config.max_completion_length, config.grace_window, width=config.options.poll_interval
         )
-        allocator = MixedAllocator if config.allocate else UniformAllocator
-        super().__init__(config, setting, allocator(budget_of(config), **bounds_of(config)), thresholds)
+        super().__init__(config, setting, UniformAllocator(budget_of(config), **bounds_of(config)), thresholds)
         self.options: DuetOptions
         self.teaches_ending = config.trim and self.options.teach_ending
 

@@ -83,7 +83,7 @@ class Gated(Method):
     def learn(self, done: Rollouts, judgement: Judgement) -> None:
         """Lines 45-50: learn lengths, rewards, and what sets the gate."""
         keys, group = done.prompts.keys, done.prompt
-        self._metrics = self._step_metrics(done, judgement, self.allocator.cold[group])
+        self._metrics = self._step_metrics(done, judgement)
         length, scored = done.replay.length, done.scored
         self.allocator.statistics.observe_lengths(keys, group, length, length, scored & ~done.aborted)
         self.thresholds.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
@@ -93,19 +93,16 @@ class Gated(Method):
         """Dual, budget, calibration, thresholds, and what the abort cost in the last step."""
         return self.allocator.metrics() | self._metrics
 
-    def _step_metrics(self, done: Rollouts, judgement: Judgement, cold: np.ndarray) -> dict[str, float]:
-        advantages, propensity, length = judgement.advantages, judgement.propensity, done.replay.length
+    def _step_metrics(self, done: Rollouts, judgement: Judgement) -> dict[str, float]:
+        advantages, propensity = judgement.advantages, judgement.propensity
         # A rollout that the coin kept represents 1 / eps - 1 others, on average, that it did not keep.
         late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
-        mass = np.abs(judgement.weight * advantages) * length
         return {
             "poll_threshold": float(self.thresholds.poll_threshold),
             "abort_threshold": float(self.thresholds.abort_threshold),
             "keep_probability": self.keep_probability,
             "price": self.allocator.price,
             "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
-            "cold_prompts": float(self.allocator.cold.sum()),
-            "cold_gradient_share": float(mass[cold].sum()) / max(float(mass.sum()), 1e-12),
         }
 
 

@@ -74,6 +74,13 @@ class Paper(Gated):
         """Lines 41-50: lengths, the window of K1 and K2, and sigma (Eq. 3)."""
         self.learn(done, judgement)
         self._metrics |= {"surcharge": self._surcharge(done, judgement, sum_logps)}
+        if isinstance(self.allocator, NeymanAllocator):
+            mass = np.abs(judgement.weight * judgement.advantages) * done.replay.length
+            cold = self.allocator.cold
+            self._metrics |= {
+                "cold_prompts": float(cold.sum()),
+                "cold_gradient_share": float(mass[cold[done.prompt]].sum()) / max(float(mass.sum()), 1e-12),
+            }
         # A rollout with advantage 0 contributes exactly 0 whatever its log-probability, so it needs no forward pass.
         known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
         use = judgement.in_divisor & done.scored & np.isfinite(known)

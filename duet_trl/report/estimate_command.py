@@ -37,8 +37,8 @@ LEGEND = (
 ASSUMPTIONS = (
     "Tokens at budget b = b x logged completions x mean length under the gate (poll every 8 tokens, eps as in "
     "training). K2 is that of all logged completions; in training it follows the rollouts.",
-    "Not included: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
-    "rollouts before tau + G; a policy trained with the gate writes other lengths.",
+    "Not included: the entropy rule stops answered rollouts before tau + G; a policy trained with the gate writes "
+    "other lengths.",
     "Accuracy is NOT predicted: fewer rollouts and shorter ones may learn less per step.",
 )
 

@@ -22,9 +22,9 @@ import pandas as pd
 from duet_trl.report.intervals import half_width
 from duet_trl.report.tables import markdown_table
 
-from .runs import FAMILY, FULL, PARTS, STANDARD, Report, method_title, suite_title
+from .runs import FAMILY, PARTS, STANDARD, Report, method_title, suite_title
 
-PART_TITLES = {(True, False, False): "allocation only", (False, True, True): "gate only", FULL: "both"}
+PART_TITLES = {(True, False, False): "allocation only", (False, True, True): "gate only", (True, True, True): "both"}
 CHECKPOINTS = {"final": "at the last step", "best": "best checkpoint of each suite, which selects on the test set"}
 DASH = "–"
 COLUMNS = {

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from run_file import RunRecord, UnreadableRuns, read_runs
 
-from duet_trl.config import METHOD_FIELDS
+from duet_trl.config import METHOD_FIELDS, reads
 from duet_trl.evaluation.suites import SUITES, suite_named
 
 METHODS = {
@@ -37,7 +37,6 @@ METHODS = {
 FAMILY = ("paper", "duet")
 """Methods whose parts `PARTS` switch."""
 PARTS = ("allocate", "trim", "abort")
-FULL = (True, True, True)
 
 STANDARD: dict[str, Any] = {"keep_probability": 0.05, "surrogate_warmup": 1, "surrogate": "online", "keep_rate": 0.5}
 """The paper's values of the settings that its tables sweep: of several, a row takes the arm with this one."""
@@ -150,7 +149,8 @@ def _row(place: Path, record: RunRecord, suites: Sequence[str], k: int, checkpoi
     log = pd.DataFrame(record.log) if record.log else pd.DataFrame({"step": []})
     own = {name: value for name, value in record.settings.items() if name in METHOD_FIELDS and name != "method_kwargs"}
     own |= record.settings.get("method_kwargs") or {}
-    parts = tuple(bool(own.get(name, record.method in FAMILY)) for name in PARTS)
+    every = tuple(record.method in FAMILY and name in reads(record.method) for name in PARTS)
+    parts = tuple(bool(own.get(name, is_on)) for name, is_on in zip(PARTS, every, strict=True))
     measured = {suite: by_step(log, f"held_out/{suite}/mean@{k}") for suite in suites}
     total = {name: running_total(record, log, f"duet/{name}") for name in ("pruned_rollouts", "scored_rollouts")}
     return {
@@ -161,7 +161,7 @@ def _row(place: Path, record: RunRecord, suites: Sequence[str], k: int, checkpoi
         "own": own,
         "swept": swept(own),
         "parts": parts,
-        "complete": record.method not in FAMILY or parts == FULL,
+        "complete": parts == every,
         "tokens": running_total(record, log, "duet/generated_tokens"),
         "seconds": running_total(record, log, "step_time"),
         "pruned": total["pruned_rollouts"] / total["scored_rollouts"] if total["scored_rollouts"] else np.nan,

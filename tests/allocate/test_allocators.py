@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from duet_trl.allocate.allocators import Budget, MixedAllocator, NeymanAllocator, UniformAllocator
+from duet_trl.allocate.allocators import Budget, NeymanAllocator, UniformAllocator
 from duet_trl.allocate.neyman import Allocation
 from tests.allocate.oracles import over_budget
 from tests.states import plain
@@ -47,9 +47,8 @@ def train(allocator: UniformAllocator, policy: Policy, steps: int, first: int = 
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
-@pytest.mark.parametrize("kind", [NeymanAllocator, MixedAllocator])
-def test_a_cold_start_is_uniform_at_the_nominal_count(kind, fraction):
-    allocator = kind(Budget(fraction=fraction, num_generations=8), max_length=512.0)
+def test_a_cold_start_is_uniform_at_the_nominal_count(fraction):
+    allocator = neyman(Budget(fraction=fraction, num_generations=8))
     assert allocator.plan(KEYS, 0).num_rollouts.tolist() == [int(8 * fraction)] * 16
     assert allocator.cold.tolist() == [True] * 16
 
@@ -82,7 +81,7 @@ def test_the_paper_prices_kept_lengths_and_the_default_all_tokens():
         assert allocator.plan(keys, 0).budget_tokens == 4 * expected
 
 
-@pytest.mark.parametrize("kind", [NeymanAllocator, MixedAllocator, UniformAllocator])
+@pytest.mark.parametrize("kind", [NeymanAllocator, UniformAllocator])
 def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
     original, restored = (kind(Budget(fraction=0.5), max_length=512.0) for _ in range(2))
     policy = Policy()

@@ -9,11 +9,11 @@ import pytest
 from benchmarks.arena.contest import contests
 from benchmarks.arena.entrants import REFERENCE
 from benchmarks.arena.records import STOPPED, Run
-from benchmarks.arena.targets import COUNTS, FEWER, PLAIN, SUBJECT, SWAP, TARGETS, UNGATED, Verdict, verdicts
+from benchmarks.arena.targets import FEWER, PLAIN, ROUNDS, SUBJECT, SWAP, TARGETS, UNGATED, Verdict, verdicts
 from tests.benchmarks.arena_runs import run, start
 
 TOKENS, SECONDS, GREEDY, PASS, FEWER_TOKENS, FEWER_SECONDS, GATE_TOKENS, GATE_SECONDS = range(8)
-SWAP_TOKENS, SWAP_SECONDS, UNEVEN = range(8, 11)
+SWAP_TOKENS, SWAP_SECONDS, IN_ROUNDS = range(8, 11)
 LATER = (12, 24, 36, 48, 96)
 
 
@@ -24,7 +24,7 @@ def risen(end: float, batch: int) -> Callable[[int], float]:
 
 def records(seeds: int = 3, others: float = 0.55, swap: float = 0.5, **subject) -> list[Run]:
     """The reference is at 0.6 after 48 batches; the others have 96 at half of its costs, and end within 24."""
-    ends = {UNGATED: subject.pop("ungated", 0.58), COUNTS: subject.pop("counts", 0.66), SWAP: swap, PLAIN: 0.45}
+    ends = {UNGATED: subject.pop("ungated", 0.58), ROUNDS: subject.pop("rounds", 0.66), SWAP: swap, PLAIN: 0.45}
     own = {"end": (0.62, 0.62, 0.62), "tokens": 500.0, "seconds": 1.0, "greedy": (0.5, 0.5, 0.5)} | subject
     runs = [start()]
     for seed in range(seeds):
@@ -65,10 +65,10 @@ def test_records_that_meet_all() -> None:
         ({"others": 0.63}, [FEWER_TOKENS, FEWER_SECONDS]),
         ({"ungated": 0.63}, [GATE_TOKENS, GATE_SECONDS]),
         ({"swap": 0.44}, [SWAP_TOKENS, SWAP_SECONDS]),
-        ({"counts": 0.6}, [UNEVEN]),
+        ({"rounds": 0.6}, [IN_ROUNDS]),
         ({"end": (0.62, 0.62, 0.585)}, [TOKENS, SECONDS, GATE_TOKENS, GATE_SECONDS]),  # one seed never gets there
         ({"end": (0.5, 0.5, 0.5)}, [TOKENS, SECONDS, FEWER_TOKENS, FEWER_SECONDS, GATE_TOKENS, GATE_SECONDS]),
-        ({"seeds": 1}, [*range(GREEDY, UNEVEN + 1)]),
+        ({"seeds": 1}, [*range(GREEDY, IN_ROUNDS + 1)]),
     ],
     ids=str,
 )

@@ -23,7 +23,7 @@ def report_of(folder, *records):
 
 
 def duet(budget=1.0, seed=0, accuracies=(0.1, 0.2, 0.3), cell=None, surrogate="online", **settings):
-    own = {"keep_probability": 0.05, "allocate": True, "trim": True, "abort": True, **settings}
+    own = {"keep_probability": 0.05, "trim": True, "abort": True, **settings}
     own["method_kwargs"] = {"surrogate": surrogate}
     name = cell or f"duet_{budget:g}_{surrogate}"
     return record("duet", budget, seed, accuracies=accuracies, settings=own, cell=name)
