@@ -92,11 +92,11 @@ def test_with_every_part_off_duet_is_grpo(tmp_path):
     assert not config(tmp_path, trim=False, abort=False, budget_fraction=1.0).duet_active
 
 
-@pytest.mark.parametrize("left_on", ["trim", "abort", "budget_fraction"])
+@pytest.mark.parametrize("left_on", ["allocate", "trim", "abort", "budget_fraction"])
 def test_each_part_alone_makes_it_duet(tmp_path, left_on):
-    off = {"trim": False, "abort": False, "budget_fraction": 1.0}
-    on = {"trim": True, "abort": True, "budget_fraction": 0.5}
-    assert config(tmp_path, **off | {left_on: on[left_on]}).duet_active
+    off = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
+    on = {"allocate": True, "trim": True, "abort": True, "budget_fraction": 0.5}
+    assert config(tmp_path, method="paper", **off | {left_on: on[left_on]}).duet_active
 
 
 @pytest.mark.parametrize(("fraction", "method", "expected"), [(0.5, "duet", 2), (0.5, "paper", 1), (1.0, "duet", 2)])

@@ -87,7 +87,7 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
             found[f"value {task} {name} seeds"] = str(len(contest.runs[name]))
             for cost, word in WORDS.items():
                 for share in SHARES:
-                    for over in (REFERENCE, *contest.runs):
+                    for over in contest.runs:
                         whom = "" if over == REFERENCE else f" over {over}"
                         lead = contest.lead(name, over, cost, share)
                         found[f"value {task} {name} {word} {share:.0%}{whom}"] = signed(lead)

@@ -84,7 +84,7 @@ def _ahead(cost: str, other: str, own: str = SUBJECT) -> Target:
         lead = contest.lead(own, other, cost, HALF)
         return Verdict(is_above(lead, 0), f"{signed(lead)} over {other}")
 
-    who = {SUBJECT: "", ROUNDS: f"{own} "}.get(own, f"{own}, not {SUBJECT}, ")
+    who = "" if own == SUBJECT else f"{own} "
     return Target(f"{who}ahead of {other} at half of {REFERENCE}'s {WORDS[cost]}", judge)
 
 
