@@ -54,7 +54,7 @@ _ALL = (
     Entrant(REFERENCE, "GRPO, 8 rollouts, stop string", "grpo"),
     Entrant("grpo_8", "the same without the stop string", "grpo", stops=False),
     Entrant("grpo_4", "GRPO, 4 rollouts, stop string", "grpo", 0.5),
-    Entrant("grpo_4_free", "GRPO, 4 rollouts, no stop string", "grpo", 0.5, stops=False),
+    Entrant("grpo_4_no_stop", "GRPO, 4 rollouts, no stop string", "grpo", 0.5, stops=False),
     Entrant("grpo_2", "GRPO, 2 rollouts, stop string", "grpo", 0.25),
     Entrant("duet", "the two-name swap, as in README", "duet", 0.5, stops=False),
     Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
