@@ -92,7 +92,7 @@ class DUETGRPOConfig(GRPOConfig):
         "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.",
         rule=(lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
         acts=Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts'"),
-        methods=dict.fromkeys((*_DUETS, "pilot"), 0.5) | dict.fromkeys(("knapsack", "vip"), 1.0),
+        methods=dict.fromkeys(_DUETS, 0.5) | dict.fromkeys(("knapsack", "vip"), 1.0),
         unread=1.0,
     )
     budget_reading: str | None = config_field(
@@ -119,12 +119,12 @@ class DUETGRPOConfig(GRPOConfig):
     num_rollouts_max: int | None = config_field(
         "n_max: maximum rollouts per prompt. Paper: range up to 32.",
         rule=at_least(1),
-        methods=dict.fromkeys((*_DUETS, "pilot"), 32) | {"knapsack": 128},
+        methods=dict.fromkeys(_DUETS, 32) | {"knapsack": 128},
     )
     max_rollouts: int | None = config_field(
         "Maximum rollouts of one generation step over all processes: the memory guarantee.",
         rule=at_least(1),
-        methods=dict.fromkeys((*_DUETS, "pilot", "own"), _ONE_BATCH)
+        methods=dict.fromkeys((*_DUETS, "own"), _ONE_BATCH)
         | {"dapo": _batches(10), "greso": _batches(4), "reinforce_ada": _batches(4), "arrol": _batches(2)},
         unread=_ONE_BATCH,
     )

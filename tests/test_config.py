@@ -118,7 +118,7 @@ def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
     assert not config(tmp_path, entropy_coef=0.01).options.drop_zero_advantage
 
 
-BATCHES = {"pilot": 1, "greso": 4, "dapo": 10, "reinforce_ada": 4, "arrol": 2}
+BATCHES = {"greso": 4, "dapo": 10, "reinforce_ada": 4, "arrol": 2}
 
 
 @pytest.mark.parametrize(("method", "batches"), BATCHES.items())
@@ -138,7 +138,7 @@ def test_every_method_may_read_the_runs_setting(tmp_path):
     setting = setting_of(config(tmp_path, method="grpo", scale_rewards="batch", seed=5))
     assert (setting.num_prompts, setting.num_generations, setting.max_rollouts, setting.seed) == (8, 8, 64, 5)
     assert setting.scale_rewards == "batch"
-    setting = setting_of(config(tmp_path, method="pilot", budget_fraction=0.75, num_rollouts_max=6))
+    setting = setting_of(config(tmp_path, method="paper", budget_fraction=0.75, num_rollouts_max=6))
     assert (setting.budget_fraction, setting.num_rollouts_max) == (0.75, 6)
 
 
@@ -245,8 +245,7 @@ def test_a_value_that_cannot_work_is_refused_with_a_remedy(tmp_path, overrides, 
         ("duet", {"marker": "qa"}, "has no 'marker'"),
         ("greso", {"oversample": 0.5}, "oversample must be at least 1, got 0.5"),
         ("dapo", {"oversample": 20}, "above max_rollouts"),
-        ("pilot", {"budget_fraction": 0.5}, "has no 'budget_fraction'"),
-        ("pilot", {"pilot_rollouts": 5}, "above budget_fraction x num_generations = 4"),
+        ("vip", {"budget_fraction": 0.5}, "has no 'budget_fraction'"),
     ],
 )
 def test_options_that_cannot_be_read_are_refused_with_what_can(tmp_path, method, kwargs, message):

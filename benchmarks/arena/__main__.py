@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
         one.add_argument("--profile", choices=PROFILES, default="full")
         one.add_argument("--tasks", default="mixed_135m", help=f"separated by commas, of {', '.join(TASKS)}")
         one.add_argument("--entrants", default=",".join(ENTRANTS), help="separated by commas; by default all")
+    freeze.add_argument("--like", choices=TASKS, help="take the rates that were tuned on this task, of the same model")
     run.add_argument("--seeds", help="of reported runs, such as 0-4 or 3,5; by default those of the profile")
     run.add_argument("--stages", default=",".join(STAGES), help=f"separated by commas; by default {','.join(STAGES)}")
     run.add_argument("--minutes", type=float, help="start no run after so many")
@@ -52,6 +53,9 @@ def arguments() -> argparse.Namespace:
         for name, own in chosen.items():
             if unknown := [one for one in own if one not in known[name]]:
                 parser.error(f"unknown {name}: {', '.join(unknown)}. Choose of {', '.join(known[name])}.")
+        like = getattr(args, "like", None)
+        if like and any(TASKS[one].model != TASKS[like].model for one in chosen["tasks"]):
+            parser.error(f"--tasks {args.tasks} have not all the model of --like {like}: tune them.")
         profile = PROFILES[args.profile]
         args.asked = Asked(profile, **chosen, seeds=_seeds(getattr(args, "seeds", None)) or profile.seeds)
     return args
@@ -87,8 +91,9 @@ def main() -> None:
         if run_all(args.asked, runs, plan, args.profile, args.records, args.minutes):
             sys.exit(1)
     elif args.command == "freeze":
-        for task, own in frozen(runs, args.asked).items():
+        for task, own in frozen(runs, args.asked, args.like).items():
             plan[task] = plan.get(task, {}) | own
+            print(f"{task}: {', '.join(own)}")
         PLAN.write_text(json.dumps(plan, indent=1) + "\n")
         print(f"wrote {PLAN}: commit it before `run --stages report`")
     else:

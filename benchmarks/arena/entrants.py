@@ -32,7 +32,6 @@ class Entrant:
         settings (Mapping[str, Any]): Fields and options (`method_kwargs`) that are not their defaults.
         lean (bool): Rollouts with advantage 0 get no forward pass. That changes no gradient; only a method that
             learns from the log-probs of all rollouts cannot do without them.
-        crowd (int): Times as many prompts in a batch.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Entrant:
     stops: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     lean: bool = True
-    crowd: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
@@ -58,7 +56,6 @@ _ALL = (
     Entrant("grpo_2", "GRPO, 2 rollouts, stop string", "grpo", 0.25),
     Entrant("duet", "the two-name swap, as in README", "duet", 0.5, stops=False),
     Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
-    Entrant("pilot", "two rollouts of twice as many prompts, then the rest", "pilot", 0.5, crowd=2),
     Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5, lean=False),
     Entrant("dapo", "DAPO's dynamic sampling", "dapo", settings={"epsilon_high": 0.28}),
     Entrant("greso", "GRESO's skipped prompts", "greso"),
@@ -85,7 +82,7 @@ def configuration(entrant: Entrant, task: Task, learning_rate: float, seed: int,
         task (Task): The task.
         learning_rate (float): Where it starts.
         seed (int): Order of the prompts, and of sampling.
-        prompts (int): Of a batch, of an entrant whose `crowd` is 1.
+        prompts (int): Of a batch.
 
     Returns:
         dict[str, Any]: Keyword arguments.
@@ -95,7 +92,7 @@ def configuration(entrant: Entrant, task: Task, learning_rate: float, seed: int,
         own = {"num_generations": FULL, "budget_fraction": entrant.budget}
     else:  # its budget is the number of its rollouts
         own = {"num_generations": int(FULL * entrant.budget)}
-    rollouts = prompts * entrant.crowd * own["num_generations"]
+    rollouts = prompts * own["num_generations"]
     micro_batch = min(task.fields["per_device_train_batch_size"], rollouts)
     gated = entrant.settings.get("trim", True) or entrant.settings.get("abort", True)
     if gated and "marker" in read:

@@ -117,11 +117,11 @@ KINDS = (
 
 
 @cache
-def problems(split: str) -> tuple[Problem, ...]:
-    """All problems of a split, kinds and levels in turn."""
+def problems(split: str, kinds: tuple[Kind, ...] = KINDS) -> tuple[Problem, ...]:
+    """All problems of a split, kinds and levels in turn. Every kind has as many levels."""
     names = list(SIZES)
     first = sum(SIZES[name] for name in names[: names.index(split)])
-    cells = [cell[first : first + SIZES[split]] for row in zip(*map(_levels, KINDS), strict=True) for cell in row]
+    cells = [cell[first : first + SIZES[split]] for row in zip(*map(_levels, kinds), strict=True) for cell in row]
     return tuple(problem for row in zip(*cells, strict=True) for problem in row)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .entrants import ENTRANTS, REFERENCE, configuration
-from .mixed import KINDS, SIZES
+from .mixed import SIZES
 from .profiles import TUNING_SEED, Profile
 from .records import CONFIRM, REPORT, STAGES, START, TUNE, Run
 from .tasks import TASKS
@@ -77,17 +77,17 @@ Plan = dict[str, dict[str, dict[str, Any]]]
 def hash_of(task: str, entrant: str, rate: float, profile: Profile) -> str:
     """Of everything that decides a reported run, but for its seed and the code."""
     fields = configuration(ENTRANTS[entrant], TASKS[task], rate, 0, profile.prompts)
-    kinds = [(kind.name, kind.generator, kind.levels, kind.examples) for kind in KINDS]
+    kinds = [(kind.name, kind.generator, kind.levels, kind.examples) for kind in TASKS[task].kinds]
     everything = [task, entrant, ENTRANTS[entrant].lean, fields, asdict(profile), kinds, SIZES, TASKS[task].length]
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def frozen(runs: Sequence[Run], asked: Asked) -> Plan:
-    """The plan that the tuning runs decide, for those whose tuning is complete."""
+def frozen(runs: Sequence[Run], asked: Asked, like: str | None = None) -> Plan:
+    """The plan that the tuning runs decide, for those whose tuning is complete; with the rates of the task `like`."""
     found: Plan = {}
     for task in asked.tasks:
         for name in asked.entrants:
-            if (rate := choose(runs, task, name)) is not None:
+            if (rate := choose(runs, like or task, name)) is not None:
                 found.setdefault(task, {})[name] = {"rate": rate, "hash": hash_of(task, name, rate, asked.profile)}
     return found
 

@@ -4,7 +4,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from recipes.tiny_products import task as tiny_products
 from recipes.tiny_two_ways import task as tiny_two_ways
 
 from . import mixed
-from .mixed import FRESH, POOL, REPORT, TUNING
+from .mixed import FRESH, KINDS, POOL, REPORT, TUNING, Kind
 from .problem import Problem
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -38,6 +38,7 @@ class Task:
         rates (tuple[float, ...]): Learning rates that are tried, ascending.
         fields (dict[str, Any]): Other fields of `DUETGRPOConfig`, the same for every entrant.
         length (float): Of its runs: a share of the profile's batches.
+        kinds (tuple[Kind, ...]): Of its problems, if they are those of reasoning-gym.
     """
 
     name: str
@@ -49,9 +50,10 @@ class Task:
     rates: tuple[float, ...]
     fields: dict[str, Any] = field(hash=False)
     length: float = 1.0
+    kinds: tuple[Kind, ...] = KINDS
 
 
-def _pretrained(name: str, model: str, lowest: float, length: float = 1.0) -> Task:
+def _pretrained(name: str, model: str, lowest: float, length: float = 1.0, kinds: tuple[Kind, ...] = KINDS) -> Task:
     # The weights are in float32 and multiplied in bfloat16.
     fields = {
         "model_init_kwargs": {"dtype": "float32"},
@@ -60,7 +62,8 @@ def _pretrained(name: str, model: str, lowest: float, length: float = 1.0) -> Ta
         "per_device_train_batch_size": 64,
     }
     rates = tuple(lowest * 2**step for step in range(6))
-    return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, rates, fields, length)
+    problems = partial(mixed.problems, kinds=kinds)
+    return Task(name, FOLDER / model, problems, "math", 48, LINE, rates, fields, length, kinds)
 
 
 def _tiny(name: str, task: Any, marker: str, pool: Callable[[], list[Any]]) -> Task:

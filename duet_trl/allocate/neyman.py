@@ -18,9 +18,7 @@ class Allocation:
     """Rollouts per prompt and their expected cost."""
 
     num_rollouts: np.ndarray  # n_q, shape (M,), int64
-    # lambda*, sigma squared per token: the value of one more token; 0.0 where the budget pays for everything, and for
-    # rules that set no price
-    dual: float
+    dual: float  # lambda*, sigma squared per token: the value of one more token; 0.0 for rules that set no price
     planned_tokens: float  # sum of n_q * L_q
     budget_tokens: float  # B
 
@@ -30,7 +28,7 @@ def bisection_allocation(
     mean_length: ArrayLike,
     budget_tokens: float,
     *,
-    num_min: ArrayLike = 1,
+    num_min: int = 1,
     num_max: int = 32,
     max_rollouts: int | None = None,
     dual: float | None = None,
@@ -47,7 +45,7 @@ def bisection_allocation(
         sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
         mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
         budget_tokens (float): B, tokens for the whole batch, > 0.
-        num_min (ArrayLike): Minimum rollouts, one number or shape (M,), >= 1.
+        num_min (int): Minimum rollouts of a prompt, >= 1.
         num_max (int): Maximum rollouts of a prompt, >= num_min.
         max_rollouts (int | None): Cap on the sum of the counts; None: no cap.
         dual (float | None): lambda of the step before.
@@ -56,15 +54,15 @@ def bisection_allocation(
         ValueError: If shapes differ, a value is not positive and finite, bounds cross, or ``max_rollouts`` is
             below the sum of ``num_min``.
     """
-    spread, cost = positive_vectors(sigma=sigma, mean_length=mean_length)
-    budget = positive_number("budget_tokens", budget_tokens)
-    lowest, cap = bounds(spread.size, num_min, num_max, max_rollouts)
+    spread, cost = _positive_vectors(sigma=sigma, mean_length=mean_length)
+    budget = _positive_number("budget_tokens", budget_tokens)
+    cap = _cap(spread.size, num_min, num_max, max_rollouts)
     scale, limit = float(spread.max()), budget * (1.0 + BUDGET_ROUNDING)
     squares = np.square(spread / scale)
     unit = np.sqrt(squares / cost)
 
     def counts_at(log_dual: float) -> np.ndarray:
-        return np.clip(np.rint(unit * math.exp(-log_dual / 2.0)), lowest, num_max)
+        return np.clip(np.rint(unit * math.exp(-log_dual / 2.0)), num_min, num_max)
 
     def exceeds(log_dual: float) -> bool:
         counts = counts_at(log_dual)
@@ -72,11 +70,11 @@ def bisection_allocation(
 
     start = 2.0 * math.log(float(np.sqrt(squares * cost).sum()) / limit)
     if dual:
-        start = math.log(positive_number("dual", dual) / scale**2)
+        start = math.log(_positive_number("dual", dual) / scale**2)
     # Beyond these all counts sit at their bounds, one count further so that rounding cannot bring a prompt back.
     log_unit = np.log(squares / cost)
     least = float((log_unit - 2.0 * np.log(num_max + 1.0)).min())
-    most = float((log_unit - 2.0 * np.log(lowest / 4.0)).max())
+    most = float((log_unit - 2.0 * np.log(num_min / 4.0)).max())
     low, high = start - _BRACKET_HALF_WIDTH, start + _BRACKET_HALF_WIDTH
     width = 2.0 * _BRACKET_HALF_WIDTH
     while low > least and not exceeds(low):
@@ -116,7 +114,7 @@ def calibration_chi2(surrogate: np.ndarray, sigma: np.ndarray) -> float:
     return float(np.mean(np.square(surrogate[positive] / sigma[positive] - 1.0)))
 
 
-def positive_vectors(**named: ArrayLike) -> list[np.ndarray]:
+def _positive_vectors(**named: ArrayLike) -> list[np.ndarray]:
     """Arguments as float64 vectors of one length; ValueError unless all values are positive and finite."""
     vectors = [np.asarray(values, dtype=np.float64) for values in named.values()]
     for name, vector in zip(named, vectors, strict=True):
@@ -130,22 +128,21 @@ def positive_vectors(**named: ArrayLike) -> list[np.ndarray]:
     return vectors
 
 
-def positive_number(name: str, value: float) -> float:
+def _positive_number(name: str, value: float) -> float:
     """``value`` as a positive, finite float; ValueError otherwise."""
     if not 0.0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value}.")
     return float(value)
 
 
-def bounds(num_prompts: int, num_min: ArrayLike, num_max: int, max_rollouts: int | None) -> tuple[np.ndarray, int]:
-    """Minimum rollouts of each prompt, shape (M,), and the cap on their sum; ValueError if the bounds cross."""
-    lowest = np.full(num_prompts, num_min, dtype=np.int64)
+def _cap(num_prompts: int, num_min: int, num_max: int, max_rollouts: int | None) -> int:
+    """Maximum sum of the counts; ValueError if the bounds cross."""
     cap = num_max * num_prompts if max_rollouts is None else min(max_rollouts, num_max * num_prompts)
-    if not (1 <= lowest.min() and lowest.max() <= num_max):
+    if not 1 <= num_min <= num_max:
         raise ValueError(f"1 <= num_min <= num_max must hold, got {num_min} and {num_max}.")
-    if lowest.sum() > cap:
+    if num_min * num_prompts > cap:
         raise ValueError(
-            f"max_rollouts={max_rollouts} is below the {lowest.sum()} rollouts that num_min asks for. Raise it or "
-            "lower num_min."
+            f"max_rollouts={max_rollouts} is below the {num_min * num_prompts} rollouts that num_min asks for. Raise "
+            "it or lower num_min."
         )
-    return lowest, int(cap)
+    return cap

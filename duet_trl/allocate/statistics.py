@@ -33,15 +33,6 @@ class RewardHistory:
     count: np.ndarray  # rollouts in it, discounted by age; 0 for a prompt not seen yet
     mean: np.ndarray  # their mean reward; nan where the count is 0
 
-    def after(self, rewards: np.ndarray, group: np.ndarray) -> "RewardHistory":
-        """The history with more rewards in it, at full weight."""
-        scored = ~np.isnan(rewards)
-        added, total = (
-            np.bincount(group[scored], weights=rewards[scored] ** power, minlength=len(self.count)) for power in (0, 1)
-        )
-        count = self.count + added
-        return RewardHistory(count, _mean(np.where(self.count > 0.0, self.count * self.mean, 0.0) + total, count))
-
 
 def posterior(history: RewardHistory, reward_range: Sequence[float] | None) -> tuple[np.ndarray, np.ndarray]:
     """Both parameters of the Beta posterior of each prompt's success rate, shape (M,) each.

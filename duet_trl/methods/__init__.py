@@ -14,7 +14,6 @@ from .greso import Greso
 from .grpo import GRPO
 from .knapsack import Knapsack
 from .method import Method, Setting
-from .pilot import Pilot, PilotOptions
 from .reinforce_ada import ReinforceAda, ReinforceAdaOptions
 from .spec_rl import SpecRL, SpecRLOptions
 from .vip import Vip, VipOptions
@@ -63,7 +62,6 @@ METHODS: dict[str, Entry] = {
     "grpo": _plain(GRPO),
     "dapo": _plain(Dapo, DapoOptions),
     "greso": _plain(Greso, DapoOptions),
-    "pilot": _plain(Pilot, PilotOptions),
     "reinforce_ada": _plain(ReinforceAda, ReinforceAdaOptions),
     "knapsack": _plain(Knapsack),
     "vip": _plain(Vip, VipOptions),

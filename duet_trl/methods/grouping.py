@@ -45,6 +45,20 @@ def counted_jobs(counts: Iterable[int]) -> list[Job]:
     return [Job(prompt) for prompt, count in enumerate(counts) for _ in range(count)]
 
 
+def best_counts(value: np.ndarray, lowest: np.ndarray, total: int) -> np.ndarray:
+    """Counts (M,), int64, that maximise a sum of concave values, by taking the largest gains first.
+
+    They sum to ``total``: to less if every prompt has num_max, to more if ``lowest`` (M,), the minimum of each prompt,
+    asks for more. ``value`` is that of n rollouts of each prompt, shape (num_max + 1, M), a row per n from 0; from
+    ``lowest`` on its differences must fall from row to row.
+    """
+    base, size = int(lowest.min()), lowest.size
+    # Entry i is rollout base + 1 + i // M of prompt i % M. Equal gains: by n first, so that equal prompts stay equal.
+    order = np.argsort(-np.diff(value[base:], axis=0).ravel(), kind="stable")
+    order = order[order // size + base >= lowest[order % size]]
+    return lowest + np.bincount(order[: max(total - int(lowest.sum()), 0)] % size, minlength=size)
+
+
 def group_relative(done: Rollouts, setting: Setting, include: np.ndarray | None = None) -> np.ndarray:
     """GRPO's advantages over the rollouts of a prompt: see [`~duet_trl.update.advantages.group_advantages`]."""
     rewards = done.rewards_per_func

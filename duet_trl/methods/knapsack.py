@@ -25,11 +25,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..allocate.allocators import Budget
-from ..allocate.greedy import greedy_counts
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import counted_jobs, refuse_single
+from .grouping import best_counts, counted_jobs, refuse_single
 from .grpo import FromGRPO
 from .method import Setting
 
@@ -63,8 +62,7 @@ def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int) -> 
     if p.size:
         n = np.arange(most + 1)[:, None]
         value = (1.0 - p**n - (1.0 - p) ** n) * p * (1.0 - p) ** 2
-        limit = rest - reserved + lowest * p.size
-        counts[able], _ = greedy_counts(value, np.ones(p.size), counts[able], limit, limit + 1)
+        counts[able] = best_counts(value, counts[able], rest - reserved + lowest * p.size)
     rest = total - int(counts.sum())
     for among in (wrong, np.ones(size, dtype=bool)):
         while rest and (open_ := np.flatnonzero(among & (counts < most))[:rest]).size:

@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..allocate.greedy import greedy_counts
 from ..field_types import Options, config_field
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import counted_jobs, refuse_single, uniform_jobs, widened
+from .grouping import best_counts, counted_jobs, refuse_single, uniform_jobs, widened
 from .grpo import FromGRPO
 from .method import Setting
 
@@ -105,8 +104,7 @@ def vip_counts(success: np.ndarray, total: int, lower: int, upper: int) -> np.nd
     """Counts (M,), int64, of sum `total` in [`lower`, `upper`], from 2 on, that minimise sum p (1 - p) / (n - 1)."""
     p = np.clip(success, EDGE, 1.0 - EDGE)
     n = np.maximum(np.arange(upper + 1), 2)[:, None]  # smaller counts are never read
-    ones, lowest = np.ones(p.size), np.full(p.size, lower)
-    return greedy_counts(-p * (1.0 - p) / (n - 1), ones, lowest, total, total + 1)[0]
+    return best_counts(-p * (1.0 - p) / (n - 1), np.full(p.size, lower), total)
 
 
 def _sklearn() -> Any:

@@ -23,7 +23,6 @@ METHODS = {
     "grpo": "GRPO",
     "dapo": "DAPO",
     "greso": "GRESO",
-    "pilot": "Pilot",
     "arrol": "ARRoL",
     "vip": "VIP",
     "reinforce_ada": "Reinforce-Ada",

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from duet_trl.allocate.allocators import Budget, NeymanAllocator, UniformAllocator
+from duet_trl.allocate.allocators import Budget, NeymanAllocator, UniformAllocator, uniform_allocation
 from duet_trl.allocate.neyman import Allocation
-from tests.allocate.oracles import over_budget
+from tests.allocate.batches import over_budget
 from tests.states import plain
 
 KEYS = [f"prompt {index}" for index in range(16)]
@@ -57,8 +57,7 @@ def test_prompts_that_taught_get_more_rollouts_than_prompts_that_did_not():
     allocator = neyman()
     train(allocator, Policy(), steps=4)
     counts = allocator.plan(KEYS, 0).num_rollouts
-    # What the last rollout leaves of the budget may buy one more where nothing is to be learnt.
-    assert counts[::2].sum() <= 9 and counts[1::2].min() >= 3
+    assert counts[::2].tolist() == [1] * 8 and counts[1::2].min() >= 3
     assert not allocator.cold.any()
     assert allocator.plan(["prompt 1", "new"], 0) and allocator.cold.tolist() == [False, True]
 
@@ -153,3 +152,15 @@ def test_uniform_under_a_token_budget_buys_whole_rounds_and_a_part(tokens, optio
     lengths = np.array([100, 200, 300])
     allocator.statistics.observe_lengths(KEYS[:3], np.arange(3), lengths, lengths, np.ones(3, dtype=bool))
     assert allocator.plan(KEYS[:3], 0).num_rollouts.tolist() == counts
+
+
+def test_uniform_counts_differ_by_at_most_one():
+    result = uniform_allocation(4, 10, [10.0, 20.0, 30.0, 40.0], 300.0)
+    assert result.num_rollouts.tolist() == [3, 3, 2, 2]
+    assert result.planned_tokens == 3 * 10 + 3 * 20 + 2 * 30 + 2 * 40
+    assert result.budget_tokens == 300.0
+
+
+def test_uniform_needs_a_rollout_for_every_prompt():
+    with pytest.raises(ValueError, match="total_rollouts=3"):
+        uniform_allocation(4, 3, [1.0] * 4, 10.0)

@@ -74,18 +74,6 @@ def earn(statistics: PromptStatistics, keys: list[str], rollouts: list[tuple[int
     statistics.observe_rewards(keys, group, rewards, use)
 
 
-def test_rewards_join_a_history_at_full_weight():
-    statistics = PromptStatistics()
-    earn(statistics, ["a", "b"], [(0, 0.0), (0, 2.0), (1, 4.0)])
-    history = statistics.reward_history(["a", "new", "b"])
-    later = history.after(np.array([3.0, NAN, 5.0, 0.25]), np.array([0, 0, 0, 1]))
-    # a: 2 rollouts of mean 1, each weighing 0.7 by now, then 3 and 5.
-    assert later.count.tolist() == pytest.approx([3.4, 1.0, 0.7])
-    assert later.mean.tolist() == pytest.approx([(1.4 + 8) / 3.4, 0.25, 4.0])
-    unseen = PromptStatistics().reward_history(["a", "b"]).after(np.array([2.0]), np.array([1]))
-    assert unseen.count.tolist() == [0.0, 1.0] and np.isnan(unseen.mean[0]) and unseen.mean[1] == 2.0
-
-
 def test_a_success_is_measured_between_the_lowest_and_the_highest_reward_of_the_run():
     statistics = PromptStatistics()
     assert statistics.success_share(np.array([NAN, 3.0])).tolist() == [0.5, 0.5]

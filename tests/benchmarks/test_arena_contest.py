@@ -36,16 +36,16 @@ def test_accuracy_is_linear_between_measurements_at_shares_of_the_reference() ->
 def test_a_lead_is_paired_by_the_seeds_that_all_have() -> None:
     reference = [run(seed=seed, tokens=tokens) for seed, tokens in ((0, 1000), (1, 800), (2, 800))]
     duet = [run("duet", line(0.6), seed, tokens=500) for seed in (0, 1, 2)]
-    pilot = [run("pilot", line(end), seed, tokens=400) for seed, end in ((0, 0.48), (1, 0.64), (7, 0.9))]
-    found = contest(*reference, *duet, *pilot)
+    fewer = [run("grpo_2", line(end), seed, tokens=400) for seed, end in ((0, 0.48), (1, 0.64), (7, 0.9))]
+    found = contest(*reference, *duet, *fewer)
     assert found.seeds("duet") == [0, 1, 2]
-    assert found.seeds("duet", "pilot") == found.seeds("pilot") == [0, 1]
+    assert found.seeds("duet", "grpo_2") == found.seeds("grpo_2") == [0, 1]
     # A quarter is 12,000 and 9,600 tokens: 24 and 19.2 batches of 500, 30 and 24 of 400.
-    lead = found.lead("duet", "pilot", TOKENS, 0.25)
+    lead = found.lead("duet", "grpo_2", TOKENS, 0.25)
     assert lead.values == pytest.approx((0.5 - 0.45, 0.48 - 0.52), abs=EXACT)
     assert (lead.mean, *lead.interval) == pytest.approx((sum(lead.values) / 2, *t_interval(lead.values)))
-    assert found.lead("duet", "pilot", TOKENS, 0.5) is None  # seed 0 of pilot spent 19,200 of 24,000
-    assert contest(reference[0], duet[0], pilot[1]).lead("duet", "pilot", TOKENS, 0.25) is None
+    assert found.lead("duet", "grpo_2", TOKENS, 0.5) is None  # seed 0 of grpo_2 spent 19,200 of 24,000
+    assert contest(reference[0], duet[0], fewer[1]).lead("duet", "grpo_2", TOKENS, 0.25) is None
 
 
 def test_what_it_took_is_a_share_by_seed_and_may_be_never() -> None:

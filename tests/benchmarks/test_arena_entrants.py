@@ -16,7 +16,7 @@ from trl import GRPOConfig
 from benchmarks.arena.cell import leave_out_idle
 from benchmarks.arena.entrants import ENTRANTS, FULL, REFERENCE, Entrant, configuration
 from benchmarks.arena.report import MAIN
-from benchmarks.arena.targets import FEWER, PLAIN, ROUNDS, SUBJECT, SWAP, UNGATED
+from benchmarks.arena.targets import FEWER, PLAIN, SUBJECT, SWAP, SWAP_UNGATED, UNGATED
 from benchmarks.arena.tasks import TASKS
 from duet_trl import DUETGRPOConfig
 from duet_trl.config import reads
@@ -38,7 +38,7 @@ def built(entrant: Entrant, folder: Path, task=MIXED) -> DUETGRPOConfig:
 def test_every_method_of_the_package_competes() -> None:
     assert {entrant.method for entrant in ENTRANTS.values()} == METHODS.keys() - {"own"}
     assert next(iter(ENTRANTS)) == REFERENCE
-    assert {SUBJECT, UNGATED, ROUNDS, SWAP, PLAIN, FEWER, *MAIN} <= ENTRANTS.keys()
+    assert {SUBJECT, UNGATED, SWAP, PLAIN, SWAP_UNGATED, FEWER, *MAIN} <= ENTRANTS.keys()
     assert all(entrant.name == name for name, entrant in ENTRANTS.items())
 
 
@@ -49,7 +49,7 @@ def test_an_entrant_has_the_budget_of_its_name_and_what_it_declares(entrant: Ent
     size = re.match(r"grpo_(\d)", entrant.name)
     share = config.budget_fraction if "budget_fraction" in reads(entrant.method) else 1.0
     assert share * config.num_generations == FULL * entrant.budget == (int(size[1]) if size else FULL * entrant.budget)
-    assert config.num_prompts == 8 * entrant.crowd
+    assert config.num_prompts == 8
     assert config.generation_batch_size == config.num_prompts * config.num_generations
     for name, value in entrant.settings.items():
         assert (vars(config.options) | vars(config))[name] == value

@@ -21,12 +21,12 @@ from tests.benchmarks.arena_runs import TASK, line, run, start, tuning_run
 
 
 def records() -> list[Run]:
-    """Two seeds of the reference and duet_stop, one of pilot; one of each that confirms; a start alone."""
+    """Two seeds of the reference and duet_stop, one of grpo_2; one of each that confirms; a start alone."""
     runs = [start(), start("two_ways"), tuning_run(3e-5, 0.5), tuning_run(6e-5, 0.4), tuning_run(1.5e-5, 0.45)]
     costs = {"tokens": 500.0, "seconds": 1.0, "batches": (12, 24, 36, 48, 96)}
     for seed in (0, 1):
         runs += [run(seed=seed, greedy=0.6), run("duet_stop", line(0.54), seed, greedy=0.61 + 0.01 * seed, **costs)]
-    runs.append(run("pilot", line(0.5)))
+    runs.append(run("grpo_2", line(0.5)))
     return [*runs, *(replace(run(name, seed=200), stage=CONFIRM) for name in (REFERENCE, "duet_stop"))]
 
 
@@ -42,11 +42,11 @@ def test_tables_have_everyone_who_ran() -> None:
     assert list(tables(records())) == ["start", *own]
     assert list(rows("start")) == [TASK, "two_ways"]
     for name in ("tokens", "seconds", "batch"):
-        assert list(rows(name)) == [REFERENCE, "duet_stop", "pilot"]
-    assert list(rows("stopped")) == list(rows("free")) == ["start", REFERENCE, "duet_stop", "pilot"]
+        assert list(rows(name)) == [REFERENCE, "duet_stop", "grpo_2"]
+    assert list(rows("stopped")) == list(rows("free")) == ["start", REFERENCE, "duet_stop", "grpo_2"]
     assert list(rows("confirmed tokens")) == list(rows("confirmed seconds")) == [REFERENCE, "duet_stop"]
     assert list(tables([start()])) == ["start"] and tables([]) == values([]) == {}
-    assert values(records())[f"value {TASK} pilot reached seconds"] == "never"
+    assert values(records())[f"value {TASK} grpo_2 reached seconds"] == "never"
 
 
 def test_values_by_hand() -> None:
@@ -72,7 +72,7 @@ def test_values_by_hand() -> None:
         ("seconds", "duet_stop", "50%", "+0.040 [+0.040, +0.040]"),
         ("tokens", "duet_stop", "to its end", "68%, 68%"),
         ("tokens", "duet_stop", "seeds", "2"),
-        ("seconds", "pilot", "100%", "-0.100"),
+        ("seconds", "grpo_2", "100%", "-0.100"),
         ("tuning", REFERENCE, "chosen", "3e-05"),
         ("stopped", "duet_stop", f"greedy minus {REFERENCE}'s", "+0.015 [-0.049, +0.079]"),
         ("free", "start", "mean", "0.200"),
@@ -110,7 +110,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
         ({}, None),
         ({"learning_rate": 1e-4}, "does not follow plan.json"),
         ({"plan": "0123456789abcdef"}, "does not follow plan.json"),
-        ({"entrant": "pilot"}, "does not follow plan.json"),
+        ({"entrant": "grpo_2"}, "does not follow plan.json"),
         ({"task": "two_ways", "stage": CONFIRM}, "does not follow plan.json"),
         ({"began": "2026-01-01T23:00:00+00:00"}, r"before its plan was committed \(2026-01-01T23:30:00\+00:00\)"),
     ],

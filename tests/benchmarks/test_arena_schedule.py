@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is run when, by which plan, until when; and how long it all takes."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.arena import schedule
+from benchmarks.arena.__main__ import arguments
 from benchmarks.arena.cell import _limits
 from benchmarks.arena.entrants import ENTRANTS, REFERENCE
 from benchmarks.arena.measuring import Limits
@@ -68,12 +69,24 @@ def test_an_arena_ends_has_every_run_once_and_resumes_where_it_was() -> None:
         task: {name: {"rate": rate, "hash": hash_of(task, name, rate, FULL)} for name in ASKED.entrants}
         for task, rate in rates.items()
     }
+    elsewhere = frozen(tuned, replace(ASKED, tasks=("two_ways",)), like=TASK)
+    assert {name: one["rate"] for name, one in elsewhere["two_ways"].items()} == dict.fromkeys(
+        ASKED.entrants, rates[TASK]
+    )
+    assert elsewhere["two_ways"]["duet_stop"]["hash"] == hash_of("two_ways", "duet_stop", rates[TASK], FULL)
     runs = played(ASKED, plan, tuned)
     assert len({one.key for one in runs}) == len(runs) == len(tuned) + 2 * 2 * (2 + 3)
     assert all(one.plan == plan[one.task][one.entrant]["hash"] for one in runs if one.stage in (REPORT, CONFIRM))
     assert hours(ASKED, runs) == (0, 0.0)
     kept = [one for one in runs if one.entrant != "duet_stop" or one.stage != REPORT]
     assert {(cell.entrant, cell.stage) for cell in ready(ASKED, kept, plan)} == {("duet_stop", REPORT)}
+
+
+def test_rates_are_taken_from_a_task_of_the_same_model_only(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["arena", "freeze", "--tasks", "mixed_270m", "--like", "mixed_135m"])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert "mixed_270m have not all the model of --like mixed_135m: tune them." in capsys.readouterr().err
 
 
 def test_the_hash_changes_with_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,16 +99,16 @@ def test_the_hash_changes_with_every_setting(monkeypatch: pytest.MonkeyPatch) ->
         found.append(now(profile=replace(FULL, **{name: odd.get(type(value), {})})))
     assert now() == found[0]
     entrant, task = ENTRANTS["duet_stop"], TASKS[TASK]
-    entrants = ({"budget": 0.25}, {"stops": False}, {"lean": False}, {"settings": {"trim": False}}, {"crowd": 2})
-    tasks = ({"max_completion_length": 49}, {"marker": "code"}, {"fields": task.fields | {"bf16": False}})
+    entrants = ({"budget": 0.25}, {"stops": False}, {"lean": False}, {"settings": {"trim": False}})
+    tasks = [{"max_completion_length": 49}, {"marker": "code"}, {"fields": task.fields | {"bf16": False}}]
+    tasks.append({"kinds": task.kinds[1:]})
     changes = [(ENTRANTS, "duet_stop", replace(entrant, **change)) for change in entrants]
     changes += [(TASKS, TASK, replace(task, **change)) for change in tasks]
     for change in changes:
         with monkeypatch.context() as patch:
             patch.setitem(*change)
             found.append(now())
-    monkeypatch.setattr(schedule, "KINDS", schedule.KINDS[1:])
-    assert len({*found, now()}) == len(found) + 1
+    assert len(set(found)) == len(found)
 
 
 def test_hours_count_what_is_left_and_guess_by_what_is_most_alike() -> None:

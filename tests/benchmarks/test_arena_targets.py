@@ -9,11 +9,11 @@ import pytest
 from benchmarks.arena.contest import contests
 from benchmarks.arena.entrants import REFERENCE
 from benchmarks.arena.records import STOPPED, Run
-from benchmarks.arena.targets import FEWER, PLAIN, ROUNDS, SUBJECT, SWAP, TARGETS, UNGATED, Verdict, verdicts
+from benchmarks.arena.targets import FEWER, PLAIN, SUBJECT, SWAP, SWAP_UNGATED, TARGETS, UNGATED, Verdict, verdicts
 from tests.benchmarks.arena_runs import run, start
 
 TOKENS, SECONDS, GREEDY, PASS, FEWER_TOKENS, FEWER_SECONDS, GATE_TOKENS, GATE_SECONDS = range(8)
-SWAP_TOKENS, SWAP_SECONDS, IN_ROUNDS = range(8, 11)
+SWAP_TOKENS, SWAP_SECONDS, SWAP_GATE_TOKENS, SWAP_GATE_SECONDS = range(8, 12)
 LATER = (12, 24, 36, 48, 96)
 
 
@@ -24,7 +24,7 @@ def risen(end: float, batch: int) -> Callable[[int], float]:
 
 def records(seeds: int = 3, others: float = 0.55, swap: float = 0.5, **subject) -> list[Run]:
     """The reference is at 0.6 after 48 batches; the others have 96 at half of its costs, and end within 24."""
-    ends = {UNGATED: subject.pop("ungated", 0.58), ROUNDS: subject.pop("rounds", 0.66), SWAP: swap, PLAIN: 0.45}
+    ends = {UNGATED: subject.pop("ungated", 0.58), SWAP: swap, PLAIN: 0.45, SWAP_UNGATED: 0.47}
     own = {"end": (0.62, 0.62, 0.62), "tokens": 500.0, "seconds": 1.0, "greedy": (0.5, 0.5, 0.5)} | subject
     runs = [start()]
     for seed in range(seeds):
@@ -48,7 +48,7 @@ def judged(runs: list[Run]) -> list[Verdict]:
 
 def test_records_that_meet_all() -> None:
     found = judged(records())
-    assert len(found) == len(TARGETS) == 11 and all(one.met for one in found)
+    assert len(found) == len(TARGETS) == 12 and all(one.met for one in found)
     assert found[TOKENS].text == found[SECONDS].text == "22%; 22%; 22%"
     assert found[GREEDY].text == "+0.000 [+0.000, +0.000]"
     assert found[FEWER_TOKENS].text == f"+0.070 [+0.070, +0.070] over {FEWER}"
@@ -64,11 +64,11 @@ def test_records_that_meet_all() -> None:
         ({"greedy": (0.505, 0.495, 0.485)}, [GREEDY]),
         ({"others": 0.63}, [FEWER_TOKENS, FEWER_SECONDS]),
         ({"ungated": 0.63}, [GATE_TOKENS, GATE_SECONDS]),
-        ({"swap": 0.44}, [SWAP_TOKENS, SWAP_SECONDS]),
-        ({"rounds": 0.6}, [IN_ROUNDS]),
+        ({"swap": 0.46}, [SWAP_GATE_TOKENS, SWAP_GATE_SECONDS]),
+        ({"swap": 0.44}, [*range(SWAP_TOKENS, SWAP_GATE_SECONDS + 1)]),
         ({"end": (0.62, 0.62, 0.585)}, [TOKENS, SECONDS, GATE_TOKENS, GATE_SECONDS]),  # one seed never gets there
         ({"end": (0.5, 0.5, 0.5)}, [TOKENS, SECONDS, FEWER_TOKENS, FEWER_SECONDS, GATE_TOKENS, GATE_SECONDS]),
-        ({"seeds": 1}, [*range(GREEDY, IN_ROUNDS + 1)]),
+        ({"seeds": 1}, [*range(GREEDY, SWAP_GATE_SECONDS + 1)]),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.arena.mixed import FRESH, KINDS, POOL, REPORT, SIZES, TUNING
+from benchmarks.arena.mixed import FRESH, KINDS, POOL, REPORT, SIZES, TUNING, problems
 from benchmarks.arena.problem import ArenaReward, Problem
 from benchmarks.arena.profiles import PROFILES
 from benchmarks.arena.tasks import TASKS
@@ -29,6 +29,8 @@ def test_kinds_and_levels_come_in_turn() -> None:
     turns = [(kind.name, level) for level in (1, 2, 3) for kind in KINDS]
     for split, size in SIZES.items():
         assert [(one.kind, one.level) for one in MIXED.problems(split)] == turns * size
+        own = [one for one in MIXED.problems(split) if one.kind == KINDS[1].name]
+        assert problems(split, KINDS[1:2]) == tuple(own)  # for chosen kinds only
 
 
 @pytest.mark.parametrize("split", SIZES)

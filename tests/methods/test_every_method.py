@@ -14,7 +14,6 @@ from duet_trl.methods.dapo import Dapo
 from duet_trl.methods.greso import Greso
 from duet_trl.methods.knapsack import Knapsack
 from duet_trl.methods.method import Method, Setting
-from duet_trl.methods.pilot import Pilot
 from duet_trl.methods.reinforce_ada import ReinforceAda
 from duet_trl.methods.spec_rl import SpecRL
 from duet_trl.methods.vip import Vip
@@ -25,7 +24,6 @@ CLASSES = {
     "dapo": Dapo,
     "greso": Greso,
     "knapsack": Knapsack,
-    "pilot": Pilot,
     "reinforce_ada": ReinforceAda,
     "vip": Vip,
     "arrol": Arrol,
@@ -134,16 +132,6 @@ REFUSED = [
     ("dapo", {}, {"max_batches": 2.0}, "max_batches must be an integer, got 2.0"),
     ("dapo", {"max_rollouts": 47}, {"oversample": 1.5}, "6 prompts x num_generations=8 are 48 rollouts, above max_"),
     ("greso", {"num_generations": 1}, {}, "num_generations must be at least 2, got 1"),
-    ("pilot", {}, {"pilot_rollouts": 0}, "pilot_rollouts must be an integer of at least 1, got 0"),
-    ("pilot", {}, {"pilot_rollouts": 5}, "pilot_rollouts=5 is above budget_fraction x num_generations = 4"),
-    ("pilot", {"num_rollouts_max": 1}, {}, "pilot_rollouts=2 is above .* or num_rollouts_max=1"),
-    ("pilot", {"max_rollouts": 7}, {}, "pilot_rollouts=2 for each of 4 prompts are above max_rollouts=7"),
-    (
-        "pilot",
-        {"multi_objective_aggregation": "normalize_then_sum"},
-        {},
-        "pilot remembers summed rewards. Set multi_objective",
-    ),
     ("knapsack", {"num_rollouts_min": 5}, {}, "16 rollouts cannot be shared by 4 prompts.*num_rollouts_min and"),
     ("knapsack", {"num_rollouts_max": 3}, {}, "16 rollouts cannot be shared by 4 prompts"),
     ("knapsack", {"num_generations": 2}, {}, "a single one, and no step has a gradient"),

@@ -98,6 +98,13 @@ def value_of(parts: tuple, key: str) -> Any:
     return found[0].value if key in ("optim", "lr_scheduler_type") else found[0]
 
 
+def test_the_page_counts_the_runs_of_each_grid() -> None:
+    page = (ROOT / "docs" / "paper.md").read_text()
+    for grid in GRIDS.iterdir():
+        found = re.search(rf"`{grid.stem}` (?:\((\d+) runs\)|\|[^|]*\|[^|]*\| (\d+) )", page)
+        assert found and int(found[1] or found[2]) == len(list(plan(grid, Path("out")))), grid.stem
+
+
 # ---- The paper's values ---------------------------------------------------------------------------------------------
 
 
