@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.arena import tasks
 from tests.runs import count_fours, settings
 from tests.server_process import ServerProcess
 
@@ -42,6 +43,7 @@ SCRIPTS: dict[str, dict[str, str]] = {
         'load_dataset("trl-lib/DeepMath-103K", split="train")': "TRAIN",
         'use_vllm=True, vllm_mode="colocate"': "use_cpu=True, bf16=False, max_completion_length=16, max_steps=1",
     },
+    "benchmarks/arena/README.md": {},
     "docs/evaluation.md": {"load_suite(name)": "load_suite(name, LOCAL[name])"},
     "docs/extending.md": {},
     "docs/from_grpo.md": {},
@@ -126,6 +128,8 @@ def taken_for_granted(name: str, folder: Path) -> dict[str, object]:
     data = Dataset.from_list([{"prompt": asked, "solution": "$5$"}] * 32)
     if name == "README.md":
         return {"TRAIN": data}
+    if name == "benchmarks/arena/README.md":  # what is appended to tasks.py
+        return {**vars(tasks), "TASKS": dict(tasks.TASKS)}
     if name != "docs/evaluation.md":
         return {}
     local = {suite: str(folder / f"{suite}.jsonl") for suite in LOCAL_SUITES}
@@ -142,7 +146,10 @@ def test_every_page_with_python_is_run() -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_python_of_a_page_runs_as_one_script(name: str, clone: Path) -> None:
-    run_python(blocks(ROOT / name, "python"), SCRIPTS[name], **taken_for_granted(name, clone))
+    names = run_python(blocks(ROOT / name, "python"), SCRIPTS[name], **taken_for_granted(name, clone))
+    if name == "benchmarks/arena/README.md":
+        problems = names["TASKS"]["backward_135m"].problems(tasks.REPORT)
+        assert len(problems) == 60 and all(one.accepts(one.key.split()[0][::-1]) for one in problems)
     if name == "notebooks/data/README.md":  # what docs/quickstart.md runs on what the script left
         from duet_trl.__main__ import main
 

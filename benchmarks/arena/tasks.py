@@ -53,7 +53,8 @@ class Task:
     kinds: tuple[Kind, ...] = KINDS
 
 
-def _pretrained(name: str, model: str, lowest: float, length: float = 1.0, kinds: tuple[Kind, ...] = KINDS) -> Task:
+def pretrained(name: str, model: str, lowest: float, length: float = 1.0, kinds: tuple[Kind, ...] = KINDS) -> Task:
+    """A task for a model of `recipes/pretrained_models.py`, whose rates begin at `lowest`, a power of two apart."""
     # The weights are in float32 and multiplied in bfloat16.
     fields = {
         "model_init_kwargs": {"dtype": "float32"},
@@ -105,8 +106,8 @@ def _two_ways() -> list[Any]:
 TASKS = {
     task.name: task
     for task in (
-        _pretrained("mixed_135m", "smollm2_135m", 1.5e-5),
-        _pretrained("mixed_270m", "gemma3_270m", 3.75e-6, 0.5),  # a batch takes twice as long
+        pretrained("mixed_135m", "smollm2_135m", 1.5e-5),
+        pretrained("mixed_270m", "gemma3_270m", 3.75e-6, 0.5),  # a batch takes twice as long
         _tiny("two_ways", tiny_two_ways, "math", _two_ways),
         _tiny("products", tiny_products, "code", _products),
     )
