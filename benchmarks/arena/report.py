@@ -23,6 +23,8 @@ from .targets import PLAIN, SWAP, TARGETS, UNGATED, signed, verdicts
 from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
+ENDS = 10
+"""How many batches are the beginning of a run, and how many its end."""
 FIGURE = Path("docs/assets")
 MAIN = (REFERENCE, PLAIN, UNGATED, SWAP)
 """Entrants of the figure, which has no room for all."""
@@ -71,6 +73,7 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
         found |= {f"{word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
         found |= {f"{serving} {task}": _scores(contest, serving) for serving in contest.start.measurements[0].servings}
         found[f"batch {task}"] = _batch(contest)
+        found[f"rollouts {task}"] = _rollouts(contest)
         pairs = zip(TARGETS, verdicts(contest), strict=True)
         rows = [[one.claim, f"{'met' if own.met else 'not met'}: {own.text}"] for one, own in pairs]
         found[f"targets {task}"] = Table(f"{task}: targets", ["target", "verdict"], rows)
@@ -185,6 +188,31 @@ def _batch(contest: Contest) -> Table:
         rows.append([name, f"{batches:.0f}", f"{tokens:.0f}", f"{sum(parts):.1f}", *(f"{part:.2f}" for part in parts)])
     headers = ["", "batches", "tokens a batch", "seconds a batch", *PHASES, "rest"]
     return Table(f"{contest.task}: a batch", headers, rows)
+
+
+def _rollouts(contest: Contest) -> Table:
+    """Training rollouts: how many groups agree, tokens, and what the gate stopped, in some batches of the runs."""
+
+    def mean(name: str, curve: str, part: slice, form: str) -> str:
+        found = [
+            np.mean(known)
+            for run in contest.runs[name].values()
+            if (known := [value for value in run.curves.get(curve, [])[part] if value is not None])
+        ]
+        return format(float(np.mean(found)), form) if found else "-"
+
+    first, last, whole = slice(ENDS), slice(-ENDS, None), slice(None)
+    columns = (
+        (f"agree, first {ENDS}", "frac_reward_zero_std", first, ".0%"),
+        (f"agree, last {ENDS}", "frac_reward_zero_std", last, ".0%"),
+        (f"tokens, first {ENDS}", "completions/mean_length", first, ".1f"),
+        (f"tokens, last {ENDS}", "completions/mean_length", last, ".1f"),
+        (f"trimmed, first {ENDS}", "duet/trim_rate", first, ".0%"),
+        ("trimmed", "duet/trim_rate", whole, ".1%"),
+        ("aborted", "duet/abort_rate", whole, ".1%"),
+    )
+    rows = [[name, *(mean(name, curve, part, form) for _, curve, part, form in columns)] for name in contest.runs]
+    return Table(f"{contest.task}: rollouts of some batches", ["", *(column[0] for column in columns)], rows)
 
 
 def off_plan(runs: Sequence[Run], root: Path) -> list[str]:

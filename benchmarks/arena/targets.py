@@ -15,11 +15,11 @@ from .entrants import REFERENCE
 SUBJECT = "duet_stop"
 """Entrant that is held to the targets."""
 UNGATED = "grpo_4"
-"""What the subject is without its gate: GRPO with as many rollouts."""
+"""GRPO with as many rollouts: the subject without its gate and its end token."""
 FEWER = "grpo_2"
 """GRPO with half as many."""
 SWAP, PLAIN, SWAP_UNGATED = "duet", "grpo_8", "grpo_4_no_stop"
-"""Subject, reference and ungated without a stop string, as where none ends every answer: \\boxed{...} has none."""
+"""The three without a stop string, as where none ends every answer: \\boxed{...} has none."""
 NOT_INFERIOR = 0.02
 HALF = 0.5
 

@@ -37,7 +37,7 @@ def rows(table: str) -> dict[str, dict[str, str]]:
 
 
 def test_tables_have_everyone_who_ran() -> None:
-    named = ["tuning", "tokens", "seconds", "stopped", "free", "batch", "targets", "confirmed tokens"]
+    named = ["tuning", "tokens", "seconds", "stopped", "free", "batch", "rollouts", "targets", "confirmed tokens"]
     own = [f"{name} {TASK}" for name in (*named, "confirmed seconds")]
     assert list(tables(records())) == ["start", *own]
     assert list(rows("start")) == [TASK, "two_ways"]
@@ -47,6 +47,27 @@ def test_tables_have_everyone_who_ran() -> None:
     assert list(rows("confirmed tokens")) == list(rows("confirmed seconds")) == [REFERENCE, "duet_stop"]
     assert list(tables([start()])) == ["start"] and tables([]) == values([]) == {}
     assert values(records())[f"value {TASK} grpo_2 reached seconds"] == "never"
+
+
+def test_rollouts_at_both_ends_of_a_run_are_averaged_over_seeds() -> None:
+    curves = {
+        "frac_reward_zero_std": [0.5] * 10 + [0.6] * 5 + [0.9] * 10,
+        "completions/mean_length": [30.0] * 10 + [None] * 5 + [10.0] * 10,
+        "duet/trim_rate": [1.0] + [0.0] * 24,  # 1 of 10, 1 of 25
+    }
+    longer = {"frac_reward_zero_std": [0.3] * 20 + [0.7] * 10, "duet/trim_rate": [0.0] * 30}
+    runs = [replace(run("duet", seed=seed), curves=own) for seed, own in enumerate((curves, longer))]
+    found = tables([start(), run(), *runs])[f"rollouts {TASK}"]
+    assert dict(zip(found.headers, found.rows[-1], strict=True)) == {
+        "": "duet",
+        "agree, first 10": "40%",
+        "agree, last 10": "80%",
+        "tokens, first 10": "30.0",
+        "tokens, last 10": "10.0",
+        "trimmed, first 10": "5%",
+        "trimmed": "2.0%",
+        "aborted": "-",
+    }
 
 
 def test_values_by_hand() -> None:
