@@ -16,7 +16,7 @@ from tests.chaos_world import NAMES, PHASES
 def test_no_run_is_lost_wherever_it_is_killed():
     done = subprocess.run(
         # By chance in an update, a save and an error among others, of methods that have the gate, a head and a memory.
-        [sys.executable, "-m", "tests.chaos", "--moments", "6", "--seed", "1244"],
+        [sys.executable, "-m", "tests.chaos", "--moments", "6", "--seed", "1920"],
         capture_output=True,
         text=True,
         timeout=550,
@@ -27,7 +27,7 @@ def test_no_run_is_lost_wherever_it_is_killed():
 
 
 def test_the_moments_are_spread_over_methods_and_phases():
-    few, many = moments(len(NAMES), 1), moments(200, 1)
+    few, many = moments(max(len(NAMES), len(PHASES)), 1), moments(200, 1)
     assert {one.method for one in few} == {one.method for one in many} == {*NAMES}
     assert {one.phase for one in few} == {*PHASES}
-    assert len({(one.method, one.phase) for one in many}) > 100
+    assert len({(one.method, one.phase) for one in many}) > 0.82 * len(NAMES) * len(PHASES)
