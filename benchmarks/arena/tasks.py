@@ -38,7 +38,7 @@ class Task:
         rates (tuple[float, ...]): Learning rates that are tried, ascending.
         fields (dict[str, Any]): Other fields of `DUETGRPOConfig`, the same for every entrant.
         length (float): Of its runs: a share of the profile's batches.
-        kinds (tuple[Kind, ...]): Of its problems, if they are those of reasoning-gym.
+        kinds (tuple[Kind, ...]): Kinds of reasoning-gym from which its problems come; empty for other problems.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Task:
     rates: tuple[float, ...]
     fields: dict[str, Any] = field(hash=False)
     length: float = 1.0
-    kinds: tuple[Kind, ...] = KINDS
+    kinds: tuple[Kind, ...] = ()
 
 
 def pretrained(name: str, model: str, lowest: float, length: float = 1.0, kinds: tuple[Kind, ...] = KINDS) -> Task:
-    """A task for a model of `recipes/pretrained_models.py`, whose rates begin at `lowest`, a power of two apart."""
+    """A task for a model of `recipes/pretrained_models.py`, whose rates begin at `lowest` and double."""
     # The weights are in float32 and multiplied in bfloat16.
     fields = {
         "model_init_kwargs": {"dtype": "float32"},
