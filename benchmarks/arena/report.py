@@ -12,14 +12,14 @@ import numpy as np
 
 from duet_trl.report.tables import markdown_table, text_table
 
-from .contest import SECONDS, TOKENS, WORDS, Contest, contests, outcome, seconds_per_batch
+from .contest import SECONDS, TOKENS, WORDS, Contest, Estimate, contests, outcome, seconds_per_batch
 from .entrants import ENTRANTS, REFERENCE
 from .measuring import PHASES
 from .profiles import PROFILES
 from .quotes import differences, documents, rewritten
 from .records import CONFIRM, REPORT, START, TUNE, Run
 from .schedule import PLAN, hash_of
-from .targets import PLAIN, SWAP, TARGETS, UNGATED, signed, verdicts
+from .targets import PLAIN, SUBJECT, SWAP, SWAP_UNGATED, TARGETS, UNGATED, signed, verdicts
 from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
@@ -28,6 +28,8 @@ ENDS = 10
 FIGURE = Path("docs/assets")
 MAIN = (REFERENCE, PLAIN, UNGATED, SWAP)
 """Entrants of the figure, which has no room for all."""
+PAIRS = ((SWAP, PLAIN), (SWAP_UNGATED, PLAIN), (SWAP, SWAP_UNGATED), (SUBJECT, UNGATED))
+"""Who is compared with whom else than with the reference."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
         found[f"tuning {task}"] = _tuning([run for run in runs if (run.task, run.stage) == (task, TUNE)], task)
     for task, contest in contests(runs).items():
         found |= {f"{word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
+        found[f"pairs {task}"] = _pairs(contest)
         found |= {f"{serving} {task}": _scores(contest, serving) for serving in contest.start.measurements[0].servings}
         found[f"batch {task}"] = _batch(contest)
         found[f"rollouts {task}"] = _rollouts(contest)
@@ -148,11 +151,27 @@ def _leads(contest: Contest, cost: str) -> Table:
     """A main table: differences to the reference at equal cost, and the cost of getting as far."""
     rows = []
     for name, own in contest.runs.items():
-        cells = [signed(contest.lead(name, REFERENCE, cost, share)).removesuffix(" (one seed)") for share in SHARES]
+        cells = [_cell(contest.lead(name, REFERENCE, cost, share)) for share in SHARES]
         cells = ["0"] * len(cells) if name == REFERENCE else cells
         rows.append([name, str(len(own)), *cells, _shares(contest.reached(name, cost))])
     headers = ["", "seeds", *map("{:.0%}".format, SHARES), "to its end"]
     return Table(f"{contest.task}: accuracy minus {REFERENCE}'s at equal {WORDS[cost]}", headers, rows)
+
+
+def _cell(lead: Estimate | None) -> str:
+    """A difference in a table, which has the number of seeds in a column."""
+    return signed(lead).removesuffix(" (one seed)")
+
+
+def _pairs(contest: Contest) -> Table:
+    """Differences between two entrants at shares of what the reference spends."""
+    rows = []
+    for own, other in PAIRS:
+        if {own, other} <= contest.runs.keys():
+            leads = [contest.lead(own, other, cost, share) for cost in WORDS for share in SHARES]
+            rows.append([f"{own} - {other}", str(len(contest.seeds(own, other))), *map(_cell, leads)])
+    columns = [f"{share:.0%} of the {word}" for word in WORDS.values() for share in SHARES]
+    return Table(f"{contest.task}: accuracy of two entrants", ["", "seeds", *columns], rows)
 
 
 def _figures(contest: Contest, serving: str) -> dict[str, str]:
@@ -171,7 +190,7 @@ def _scores(contest: Contest, serving: str) -> Table:
         row = [name, *(f"{own[key]:.3f}" for key in figures), f"{own['length']:.1f}", f"{own['ended']:.0%}"]
         for figure in figures:
             lead = contest.final_lead(name, figure, serving) if name not in ("start", REFERENCE) else None
-            row.append("-" if lead is None else signed(lead).removesuffix(" (one seed)"))
+            row.append("-" if lead is None else _cell(lead))
         rows.append(row)
     headers = ["", *figures.values(), "tokens", "ended", *(f"{what} minus {REFERENCE}'s" for what in figures.values())]
     return Table(f"{contest.task}: scores at the end, served {serving}", headers, rows)
