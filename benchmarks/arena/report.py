@@ -82,6 +82,7 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
         found[f"targets {task}"] = Table(f"{task}: targets", ["target", "verdict"], rows)
     for task, contest in contests(runs, CONFIRM).items():
         found |= {f"confirmed {word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
+        found[f"confirmed pairs {task}"] = _pairs(contest)
     return {name: table for name, table in found.items() if table.rows}
 
 
