@@ -190,7 +190,7 @@ class SuiteEvaluation(ScheduledMeasurement):
             found = measure(self.trainer, self.suites, self.graders, tokenizer, self._eos_ids, self.settings)
         main, metrics = f"mean@{self.settings.num_samples}", {}
         for suite, measurement in found.items():
-            values = {name.removesuffix(" (greedy)"): score.value for name, score in measurement.scores.items()}
+            values = {name: score.value for name, score in measurement.scores.items()}
             headline = measurement.scores[main]
             values |= {main: headline.value, f"{main}_low": headline.low, f"{main}_high": headline.high}
             values["seconds"] = measurement.seconds

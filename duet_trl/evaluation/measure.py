@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a policy on suites (the paper's Evaluation Protocol): mean@k, best@k of samples, mean@1 of greedy decoding.
+"""Measures a policy on suites (the paper's Evaluation Protocol): mean@k, best@k of samples, and greedy decoding.
 
 The policy is anything that samples token ids, the trainer included. Every completion is cut at the first token that
 ends it, whatever the engine stops at, and graded by the reward function that its suite is made for.
@@ -87,7 +87,7 @@ class Measurement:
 
     @cached_property
     def scores(self) -> dict[str, Score]:
-        """Figures by name: "mean@4", "best@4", "truncated", "mean_length" of the samples, "mean@1 (greedy)"."""
+        """Figures by name: "mean@4", "best@4", "truncated", "mean_length" of the samples, "greedy"."""
         sampled = self.graded["sampled"]
         k = sampled.correct.shape[1]
         return {
@@ -95,7 +95,7 @@ class Measurement:
             f"best@{k}": best_at_k(sampled.correct),
             "truncated": mean_over_problems(sampled.truncated),
             "mean_length": mean_over_problems(sampled.lengths),
-            "mean@1 (greedy)": mean_at_k(self.graded["greedy"].correct),
+            "greedy": mean_at_k(self.graded["greedy"].correct),
         }
 
 

@@ -129,14 +129,14 @@ def read(folder: str | Path, checkpoint: str = "final", reference: str = "grpo")
 
 
 def _suites(folder: str | Path, records: Iterable[RunRecord]) -> tuple[list[str], int]:
-    """Suites in the order of the tables, and k of their mean@k; mean@1 next to a larger k is the greedy one."""
+    """Suites in the order of the tables, and k of their mean@k."""
     found: dict[str, int] = {}
     of_k: dict[int, str] = {}
     for record in records:
         matches = [m for entry in record.log for name in entry if (m := _MEAN_AT_K.fullmatch(name))]
-        for suite in {m[1] for m in matches}:
-            found[suite] = max(int(m[2]) for m in matches if m[1] == suite)
-            of_k[found[suite]] = record.name
+        for match in matches:
+            found[match[1]] = int(match[2])
+            of_k[found[match[1]]] = record.name
     if len(of_k) > 1:
         which = ", ".join(f"mean@{k} ({name})" for k, name in sorted(of_k.items()))
         raise UnreadableRuns(f"runs of {str(folder)!r} were measured differently: {which}. Report on them apart.")

@@ -88,7 +88,7 @@ def test_step_zero_every_thirty_and_the_last_step_are_measured_and_logged(suites
     assert averages(trainer) == [0.0, 0.25, 0.75, 0.5]
     last = {name.removeprefix("held_out/math500/"): value for name, value in trainer.logs[-1].items()}
     assert last["mean@2_low"] <= last["mean@2"] == 0.5 <= last["mean@2_high"]
-    assert (last["best@2"], last["mean@1"], last["truncated"], last["mean_length"]) == (0.5, 0.5, 0.0, len(RIGHT))
+    assert (last["best@2"], last["greedy"], last["truncated"], last["mean_length"]) == (0.5, 0.5, 0.0, len(RIGHT))
 
 
 def test_best_checkpoint_is_saved_when_it_improves_and_its_measurement_with_it(suites, tmp_path):

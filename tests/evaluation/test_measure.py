@@ -38,7 +38,7 @@ def test_all_figures_of_a_suite_follow_from_its_completions(math_file):
         {
             "mean@4": 5 / 12,
             "best@4": 2 / 3,
-            "mean@1 (greedy)": 2 / 3,
+            "greedy": 2 / 3,
             "truncated": 5 / 12,
             "mean_length": (7 * len(RIGHT) + 5 * len(CUT)) / 12,
         }

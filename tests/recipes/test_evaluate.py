@@ -100,7 +100,7 @@ def test_real_suites_end_to_end_on_transformers(tiny_path, tmp_path):
     assert sorted(suite for _, suite in found) == sorted([*FILES, "gpqa_diamond"])
     for (model, suite), payload in found.items():
         figures = payload["figures"]
-        assert list(figures) == ["mean@4", "best@4", "truncated", "mean_length", "mean@1 (greedy)"]
+        assert list(figures) == ["mean@4", "best@4", "truncated", "mean_length", "greedy"]
         assert figures["mean@4"]["low"] <= figures["mean@4"]["value"] <= figures["mean@4"]["high"]
         lines = (tmp_path / "out" / evaluation_run.folder_name(model) / f"{suite}.jsonl").read_text().splitlines()
         sampled = [json.loads(line) for line in lines]
@@ -124,7 +124,7 @@ def test_two_models_one_after_the_other_on_vllm(tiny_path, tmp_path, gsm):
     run("--model", tiny_path, other, "--suites", "gsm8k", "--sources", f"gsm8k={gsm}", "--max_tokens", 60,
         "--output_dir", tmp_path / "out", "--samples", 8)  # fmt: skip
     found = results(tmp_path / "out")
-    greedy = [found[str(model), "gsm8k"]["figures"]["mean@1 (greedy)"] for model in (tiny_path, other)]
+    greedy = [found[str(model), "gsm8k"]["figures"]["greedy"] for model in (tiny_path, other)]
     assert len(found) == 2 and greedy[0] == greedy[1]  # equal weights
 
 
@@ -218,16 +218,16 @@ def test_the_table_holds_everything_measured_and_the_best_of_each_suite_behind_a
     result_file(tmp_path, "base", {"mean@4": 0.9, "mean_length": 1234.56})
     result_file(tmp_path, "base", {"mean@4": 0.25}, suite="mine")
     for step, gsm8k, math500 in ((100, 0.4, 0.3), (30, 0.6, 0.1)):
-        result_file(tmp_path, f"a/checkpoint-{step}", {"mean@4": gsm8k, "mean@1 (greedy)": 0.5})
+        result_file(tmp_path, f"a/checkpoint-{step}", {"mean@4": gsm8k, "greedy": 0.5})
         result_file(tmp_path, f"a/checkpoint-{step}", {"mean@4": math500}, suite="math500")
     evaluate.main(["--output_dir", str(tmp_path)])
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["model", "figure", "MATH-500", "GSM8K", "mine"]
     assert lines[2:9] == [
         ["a/checkpoint-30", "mean@4", "10.0 [10.0, 10.0]", "60.0 [60.0, 60.0]", "-"],
-        ["a/checkpoint-30", "mean@1 (greedy)", "-", "50.0 [50.0, 50.0]", "-"],
+        ["a/checkpoint-30", "greedy", "-", "50.0 [50.0, 50.0]", "-"],
         ["a/checkpoint-100", "mean@4", "30.0 [30.0, 30.0]", "40.0 [40.0, 40.0]", "-"],
-        ["a/checkpoint-100", "mean@1 (greedy)", "-", "50.0 [50.0, 50.0]", "-"],
+        ["a/checkpoint-100", "greedy", "-", "50.0 [50.0, 50.0]", "-"],
         ["a, best of each suite", "mean@4", "30.0 [30.0, 30.0]", "60.0 [60.0, 60.0]", "-"],
         ["base", "mean@4", "-", "90.0 [90.0, 90.0]", "25.0 [25.0, 25.0]"],
         ["base", "mean_length", "-", "1,234.6 [1,234.6, 1,234.6]", "-"],
