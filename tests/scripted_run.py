@@ -60,9 +60,6 @@ class ScriptedEngine:
         """Nothing samples here."""
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Holds nothing."""
-
     def _global_number(self, request: Request, num_own: int) -> int:
         process, processes = self.state.process_index, self.state.num_processes
         return process + request.number * processes if self.interleaved else process * num_own + request.number

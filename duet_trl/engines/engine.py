@@ -92,9 +92,6 @@ class Engine(Protocol):
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
         """Ungated completions for evaluation; token ids of this process's prompts, length P."""
 
-    def close(self) -> None:
-        """Release what the engine holds."""
-
 
 @dataclass(frozen=True)
 class Policy:
@@ -165,9 +162,6 @@ class TurnEngine:
         """See [`Engine.sample`]."""
         with self._sampled(sampling):
             return self._turn(list(prompts))[0]
-
-    def close(self) -> None:
-        """Nothing to do: the engine ends with the trainer."""
 
     def _each(self, gates: list[GateRequest | None], limits: list[int | None]) -> AbstractContextManager:
         """While active, a turn gives each prompt its gate and its length limit; None: no gate, that of the turn."""

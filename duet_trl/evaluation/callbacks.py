@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a policy while it trains: on your own problems, or on the benchmark suites.
+"""Measure a policy while it trains, on benchmark suites or on your own problems.
 
 Measured before the first step, every N steps and after the last one, with the trainer's own engine and its current
 weights, without the gate. Every process samples (a collective operation) the same problems.
@@ -8,9 +8,7 @@ weights, without the gate. Every process samples (a collective operation) the sa
 import json
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,9 +17,8 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .measure import Grader, Prompt, Sampler, Settings, build_graders, measure, on_first
+from .measure import Grader, Measurement, Sampler, Settings, build_graders, measure, on_first
 from .prompts import eos_token_ids
-from .protocol import Score, mean_at_k
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ BEST_FOLDER, BEST_EVALUATION = "best", "evaluation.json"
 
 
 class Trainer(Sampler, Protocol):
-    """The part of a trainer that the callbacks use: the public part of `DUETGRPOTrainer`."""
+    """The part of a trainer that the callback uses: the public part of `DUETGRPOTrainer`."""
 
     processing_class: PreTrainedTokenizerBase
     eos_token_ids: Sequence[int]
@@ -42,24 +39,50 @@ class Trainer(Sampler, Protocol):
         """Save weights and tokenizer; every process calls it."""
 
 
-class ScheduledMeasurement(TrainerCallback, ABC):
-    """A callback that measures on the schedule and logs apart from the metrics of the training steps.
+class SuiteEvaluation(TrainerCallback):
+    """Measure all suites, and keep the best checkpoint in <output_dir>/best.
+
+    Metrics are `held_out/<suite>/...` and `held_out/average`, the mean over suites of mean@k, which chooses the best
+    checkpoint on the benchmarks themselves, as the paper does: report the last one as well. Step 0 is never best.
+    A resumed run keeps the best checkpoint until it is beaten; a new run in the same folder does not.
+
+    Add it on every process: process 0 grades and writes. The random numbers of training are left as they were.
 
     Args:
-        trainer (Trainer): The trainer it is added to; its `log` takes the metrics.
-        every (int): Optimizer steps between measurements; 0 = only before the first and after the last step.
+        trainer (Trainer): The trainer it is added to.
+        suites (Mapping[str, Dataset]): Problems by suite, with `prompt` and what graders need: `load_suite`'s, your own.
+        output_dir (str | Path): The run's folder.
+        every (int): Optimizer steps between measurements; 0 = only before the first and after the last. Paper: 30.
+        settings (Settings): How to decode. `max_tokens` must fit into the training engine with the prompts.
+        graders (Mapping[str, Grader] | None): By suite, your own for your own problems; None: from `build_graders`.
+
+    Attributes:
+        measurements (list[tuple[int, dict[str, Measurement]]]): Optimizer steps before it, and its result by suite.
+        seconds (float): Wall-clock time of the measurements since training began.
     """
 
-    def __init__(self, trainer: Trainer, every: int) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        suites: Mapping[str, Dataset],
+        output_dir: str | Path,
+        *,
+        every: int = 30,
+        settings: Settings | None = None,
+        graders: Mapping[str, Grader] | None = None,
+    ) -> None:
         if every < 0:
             raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures only at both ends.")
-        self.trainer, self.every = trainer, every
-        self.seconds = self._began = 0.0  # wall-clock time of the measurements since training began
+        if not suites:
+            raise ValueError("SuiteEvaluation needs at least one suite. Leave the callback out to measure nothing.")
+        self.trainer, self.every, self.suites = trainer, every, dict(suites)
+        self.settings = settings or Settings()
+        self.graders = dict(graders) if graders is not None else build_graders(self.suites)
+        self.best_folder = Path(output_dir) / BEST_FOLDER
+        self.measurements: list[tuple[int, dict[str, Measurement]]] = []
+        self.seconds = 0.0
         self._unlogged: dict[str, float] | None = None
-
-    @abstractmethod
-    def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
-        """Metrics after optimizer steps and seconds of training, measurements excluded."""
+        self._eos_ids = eos_token_ids(trainer.processing_class, trainer.eos_token_ids)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the policy that training starts from.
@@ -67,7 +90,7 @@ class ScheduledMeasurement(TrainerCallback, ABC):
         A checkpoint is saved before the measurement of its step is logged, so a run that resumes from it makes
         that measurement again. A step between two measurements is not measured.
         """
-        self._began, self.seconds, self._unlogged = time.perf_counter(), 0.0, None
+        self.seconds, self._unlogged = 0.0, None
         if state.global_step == 0 or self._due(state):
             self._measure(state.global_step)
 
@@ -90,101 +113,8 @@ class ScheduledMeasurement(TrainerCallback, ABC):
         return state.global_step == state.max_steps or (self.every > 0 and state.global_step % self.every == 0)
 
     def _measure(self, step: int) -> None:
-        begin = time.perf_counter()
-        self._unlogged = self.measure_step(step, begin - self._began - self.seconds)
-        self.seconds += time.perf_counter() - begin
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One measurement of `HeldOutEvaluation`."""
-
-    step: int  # optimizer steps done before it
-    train_seconds: float  # wall-clock seconds since training began, evaluations excluded
-    score: Score  # mean@k
-    correct: np.ndarray  # graded samples, shape (P, k), bool
-    lengths: np.ndarray  # completion lengths, shape (P, k), tokens
-
-
-class HeldOutEvaluation(ScheduledMeasurement):
-    """Measure your own problems, sampled as in training; `evaluations` holds all measurements.
-
-    `grade(problem_index, completion_ids)` tells whether a completion is right; of the trainer only `sample` and `log`
-    are used; `num_samples` is k of mean@k, `every` as in `ScheduledMeasurement`.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        prompts: Sequence[Prompt],
-        grade: Callable[[int, list[int]], bool],
-        *,
-        num_samples: int = 4,
-        every: int = 10,
-    ) -> None:
-        super().__init__(trainer, every)
-        if num_samples < 1 or not prompts:
-            raise ValueError(
-                f"Evaluation needs prompts and num_samples >= 1, got {len(prompts)} prompts and {num_samples} samples."
-            )
-        self.prompts, self.grade, self.num_samples = list(prompts), grade, num_samples
-        self.evaluations: list[Evaluation] = []
-
-    def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
-        """Sample, grade and remember; the accuracy and its interval as metrics."""
-        samples = self.trainer.sample(self.prompts, self.num_samples)
-        correct = np.array([[self.grade(index, ids) for ids in row] for index, row in enumerate(samples)], dtype=bool)
-        lengths = np.array([[len(ids) for ids in row] for row in samples], dtype=np.int64)
-        score = mean_at_k(correct)
-        self.evaluations.append(Evaluation(step, train_seconds, score, correct, lengths))
-        return {
-            f"held_out/mean@{self.num_samples}": score.value,
-            "held_out/low": score.low,
-            "held_out/high": score.high,
-            "held_out/mean_length": float(lengths.mean()),
-        }
-
-
-class SuiteEvaluation(ScheduledMeasurement):
-    """Measure all suites, and keep the best checkpoint in <output_dir>/best.
-
-    Metrics are `held_out/<suite>/...` and `held_out/average`, the mean over suites of mean@k, which chooses the best
-    checkpoint on the benchmarks themselves, as the paper does: report the last one as well. Step 0 is never best.
-    A resumed run keeps the best checkpoint until it is beaten; a new run in the same folder does not.
-
-    Add it on every process: process 0 grades and writes. The random numbers of training are left as they were.
-
-    Args:
-        trainer (Trainer): The trainer it is added to.
-        suites (Mapping[str, Dataset]): Problems by suite, from `load_suite`.
-        output_dir (str | Path): The run's folder.
-        every (int): Optimizer steps between measurements; 0 = only before the first and after the last. Paper: 30.
-        settings (Settings): How to decode. `max_tokens` must fit into the training engine with the prompts.
-        graders (Mapping[str, Grader] | None): From `build_graders`; None: with its defaults.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        suites: Mapping[str, Dataset],
-        output_dir: str | Path,
-        *,
-        every: int = 30,
-        settings: Settings | None = None,
-        graders: Mapping[str, Grader] | None = None,
-    ) -> None:
-        super().__init__(trainer, every)
-        if not suites:
-            raise ValueError("SuiteEvaluation needs at least one suite. Leave the callback out to measure nothing.")
-        self.suites = dict(suites)
-        self.settings = settings or Settings()
-        self.graders = dict(graders) if graders is not None else build_graders(self.suites)
-        self.best_folder = Path(output_dir) / BEST_FOLDER
-        self._eos_ids = eos_token_ids(trainer.processing_class, trainer.eos_token_ids)
-
-    def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
         """Measure all suites, and save the checkpoint if it is the best."""
-        tokenizer = self.trainer.processing_class
+        begin, tokenizer = time.perf_counter(), self.trainer.processing_class
         devices: list[Any] = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices):  # an engine in this process samples with torch's generators
             found = measure(self.trainer, self.suites, self.graders, tokenizer, self._eos_ids, self.settings)
@@ -197,7 +127,9 @@ class SuiteEvaluation(ScheduledMeasurement):
             metrics |= {f"held_out/{suite}/{name}": value for name, value in values.items()}
         metrics["held_out/average"] = float(np.mean([metrics[f"held_out/{suite}/{main}"] for suite in self.suites]))
         self._keep_best({"step": step} | metrics)
-        return metrics
+        self.measurements.append((step, found))
+        self._unlogged = metrics
+        self.seconds += time.perf_counter() - begin
 
     def _keep_best(self, measured: dict[str, float]) -> None:
         """Save the policy if it beats the best checkpoint; step 0 begins a new run, which has none."""

@@ -25,7 +25,8 @@ from .protocol import Score, best_at_k, mean_at_k, mean_over_problems
 from .suites import suite_named
 
 Prompt = str | list[dict[str, Any]]
-Grader = MathVerifier | CodeVerifier | ChoiceVerifier
+Grader = Callable[..., Sequence[float | None]]
+"""Takes texts and, by name, the columns of their problems; right is above 0.5, None has no verdict. So a verifier."""
 T = TypeVar("T")
 
 

@@ -131,11 +131,10 @@ def check_engine(engine: Any) -> None:
 
 def check_built(engine: Any, name: str) -> None:
     """Refuse an engine, or its class, that lacks a function."""
-    missing = [one for one in (*_ENGINE, "close") if one not in dir(engine)]
-    missing += [one for one in _ENGINE if _left_out(engine, Engine, one)]
+    missing = [one for one in _ENGINE if one not in dir(engine) or _left_out(engine, Engine, one)]
     if missing:
         raise TypeError(
-            f"the engine {name} has no {missing[0]}. An engine has generate, sync_weights, sample and close "
+            f"the engine {name} has no {missing[0]}. An engine has generate, sync_weights and sample "
             "(duet_trl.engines.engine.Engine)."
         )
 

@@ -35,9 +35,6 @@ class TableEngine:
     def sample(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
         return [self._rollout(Request(ids, max_tokens=sampling.max_tokens)).token_ids for ids in prompts]
 
-    def close(self) -> None:
-        pass
-
     def _rollout(self, request: Request) -> Completion:
         last, ids, slot = request.input_ids[-1], [], np.array([0])
         spec = request.gate

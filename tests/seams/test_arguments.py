@@ -193,9 +193,6 @@ class Silent:
     def sample(self, prompts, sampling):
         return []
 
-    def close(self):
-        pass
-
 
 class Unsynced(Silent, Engine):
     """It inherits the description of `sync_weights`, and nothing that does it."""
@@ -209,7 +206,7 @@ class Unsynced(Silent, Engine):
             "engine must build an engine from a Policy, got <.*Silent.*>. Pass Silent, or functools.partial",
         ),
         ("vllm", "engine must build an engine from a Policy, got 'vllm'. .*are chosen by use_vllm and vllm_mode"),
-        (Silent, "the engine Silent has no sync_weights. An engine has generate, sync_weights, sample and close"),
+        (Silent, "the engine Silent has no sync_weights. An engine has generate, sync_weights and sample"),
         (Unsynced, "the engine Unsynced has no sync_weights"),
     ],
 )
