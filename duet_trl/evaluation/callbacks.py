@@ -50,7 +50,7 @@ class SuiteEvaluation(TrainerCallback):
 
     Args:
         trainer (Trainer): The trainer it is added to.
-        suites (Mapping[str, Dataset]): Problems by suite, with `prompt` and what graders need: `load_suite`'s, your own.
+        suites (Mapping[str, Dataset]): Problems by suite, with `prompt` and the columns that its grader reads.
         output_dir (str | Path): The run's folder.
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last. Paper: 30.
         settings (Settings): How to decode. `max_tokens` must fit into the training engine with the prompts.
