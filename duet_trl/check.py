@@ -24,7 +24,7 @@ EXTRAS = {
     "vllm": "generation is slow without it",
     "peft": "for LoRA",
     "math": "for the math verifier",
-    "report": "for figures",
+    "report": "for tables and figures",
 }
 """Extras whose libraries are checked, and their purpose."""
 

@@ -2,7 +2,7 @@
 # python recipes/evaluate.py --model Qwen/Qwen3-1.7B-Base --suites math500,gsm8k                 (one GPU of 24 GB)
 # python recipes/evaluate.py --model Qwen/Qwen3-1.7B-Base <output_dir> --suites math500   (and a run's checkpoints)
 # python recipes/evaluate.py --model <folder> --suites gsm8k --sources gsm8k=<file> --engine transformers    (a CPU)
-"""Measures models on benchmark suites: mean@4, best@4 and greedy mean@1, each with an interval over problems.
+"""Measures models on benchmark suites: mean@4, best@4 and greedy accuracy, each with an interval over problems.
 
 Without --model it prints the table of what the output folder holds.
 """

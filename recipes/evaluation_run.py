@@ -136,7 +136,7 @@ def table(folder: Path) -> str:
         run = str(Path(one["model"]).parent) if step else one["model"]
         for figure, score in one["figures"].items():
             rows.setdefault((run, step, one["model"]), {}).setdefault(figure, {})[one["suite"]] = score
-            if step and figure.startswith("mean@") and "greedy" not in figure:
+            if step and figure.startswith("mean@"):
                 best = rows.setdefault((run, math.inf, f"{run}, best of each suite"), {}).setdefault(figure, {})
                 best[one["suite"]] = max(best.get(one["suite"], score), score, key=lambda score: score["value"])
     if not rows:

@@ -29,7 +29,7 @@ FIGURE = Path("docs/assets")
 MAIN = (REFERENCE, PLAIN, UNGATED, SWAP)
 """Entrants of the figure, which has no room for all."""
 PAIRS = ((SWAP, PLAIN), (SWAP_UNGATED, PLAIN), (SWAP, SWAP_UNGATED), (SUBJECT, UNGATED))
-"""Who is compared with whom else than with the reference."""
+"""Entrants that are compared with each other."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
 
 
 def values(runs: Sequence[Run]) -> dict[str, str]:
-    """What documents quote inside a sentence, by name: `value <task> ...`."""
-    found = {}
-    for task, contest in contests(runs).items():
+    """What documents quote inside a sentence, by name: `value <task> ...`, `value confirmed <task> ...`."""
+    found, confirmed = {}, contests(runs, CONFIRM)
+    for task, contest in (contests(runs) | {f"confirmed {name}": one for name, one in confirmed.items()}).items():
         for name in contest.runs:
             found[f"value {task} {name} seeds"] = str(len(contest.runs[name]))
             for cost, word in WORDS.items():
@@ -172,7 +172,7 @@ def _pairs(contest: Contest) -> Table:
             leads = [contest.lead(own, other, cost, share) for cost in WORDS for share in SHARES]
             rows.append([f"{own} - {other}", str(len(contest.seeds(own, other))), *map(_cell, leads)])
     columns = [f"{share:.0%} of the {word}" for word in WORDS.values() for share in SHARES]
-    return Table(f"{contest.task}: accuracy of two entrants", ["", "seeds", *columns], rows)
+    return Table(f"{contest.task}: accuracy of the first minus the second's", ["", "seeds", *columns], rows)
 
 
 def _figures(contest: Contest, serving: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,15 +51,16 @@ class SuiteEvaluation(TrainerCallback):
 
     Args:
         trainer (Trainer): The trainer it is added to.
-        suites (Mapping[str, Dataset]): Problems by suite, with `prompt` and the columns that its grader reads.
+        suites (Mapping[str, Dataset]): Problems by suite, with `prompt` (messages) and what its grader reads.
         output_dir (str | Path): The run's folder.
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last. Paper: 30.
         settings (Settings): How to decode. `max_tokens` must fit into the training engine with the prompts.
-        graders (Mapping[str, Grader] | None): By suite, your own for your own problems; None: from `build_graders`.
+        graders (Mapping[str, Grader] | None): Your own, by suite; the others are those of `build_graders`.
 
     Attributes:
-        measurements (list[tuple[int, dict[str, Measurement]]]): Optimizer steps before it, and its result by suite.
-        seconds (float): Wall-clock time of the measurements since training began.
+        measurements (list[tuple[int, dict[str, Measurement]]]): Optimizer steps before each measurement since training
+            began, and its result by suite, without the texts.
+        seconds (float): Their wall-clock time.
     """
 
     def __init__(
@@ -75,9 +77,12 @@ class SuiteEvaluation(TrainerCallback):
             raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures only at both ends.")
         if not suites:
             raise ValueError("SuiteEvaluation needs at least one suite. Leave the callback out to measure nothing.")
+        if empty := [name for name, problems in suites.items() if not len(problems)]:
+            raise ValueError(f"the suite {empty[0]!r} has no problems. Leave it out.")
         self.trainer, self.every, self.suites = trainer, every, dict(suites)
         self.settings = settings or Settings()
-        self.graders = dict(graders) if graders is not None else build_graders(self.suites)
+        own = dict(graders or {})
+        self.graders = build_graders(self.suites.keys() - own.keys()) | own
         self.best_folder = Path(output_dir) / BEST_FOLDER
         self.measurements: list[tuple[int, dict[str, Measurement]]] = []
         self.seconds = 0.0
@@ -90,7 +95,7 @@ class SuiteEvaluation(TrainerCallback):
         A checkpoint is saved before the measurement of its step is logged, so a run that resumes from it makes
         that measurement again. A step between two measurements is not measured.
         """
-        self.seconds, self._unlogged = 0.0, None
+        self.measurements, self.seconds, self._unlogged = [], 0.0, None
         if state.global_step == 0 or self._due(state):
             self._measure(state.global_step)
 
@@ -127,7 +132,7 @@ class SuiteEvaluation(TrainerCallback):
             metrics |= {f"held_out/{suite}/{name}": value for name, value in values.items()}
         metrics["held_out/average"] = float(np.mean([metrics[f"held_out/{suite}/{main}"] for suite in self.suites]))
         self._keep_best({"step": step} | metrics)
-        self.measurements.append((step, found))
+        self.measurements.append((step, {suite: _without_texts(one) for suite, one in found.items()}))
         self._unlogged = metrics
         self.seconds += time.perf_counter() - begin
 
@@ -151,3 +156,8 @@ class SuiteEvaluation(TrainerCallback):
         # Not a save that the user asked for: that would be pushed to the Hub.
         self.trainer.save_model(str(self.best_folder), _internal_call=True)
         on_first(lambda: record.write_text(json.dumps(measured, indent=2) + "\n"))
+
+
+def _without_texts(measurement: Measurement) -> Measurement:
+    """As it is kept to the end of the training."""
+    return replace(measurement, graded={way: replace(one, texts=[]) for way, one in measurement.graded.items()})

@@ -26,7 +26,8 @@ from .suites import suite_named
 
 Prompt = str | list[dict[str, Any]]
 Grader = Callable[..., Sequence[float | None]]
-"""Takes texts and, by name, the columns of their problems; right is above 0.5, None has no verdict. So a verifier."""
+"""Takes texts and, by name, the columns of their problems but for `id` and `prompt`. Returns one number a text: right
+above 0.5, None without a verdict. Every verifier is one."""
 T = TypeVar("T")
 
 
@@ -127,7 +128,7 @@ def measure(
     """Sample every suite and grade the completions; the same on every process, and all of them call this.
 
     Process 0 grades and tells the others, so that verdicts that depend on time cannot differ between them. `suites`
-    are from `load_suite`, `graders` from `build_graders`, `eos_ids` from `eos_token_ids`.
+    are from `load_suite`, `graders` from `build_graders`, or your own; `eos_ids` is from `eos_token_ids`.
     """
     names = settings.thought_delimiters
     delimiters = find_delimiters(tokenizer) if names is None else parse_delimiters(names)
@@ -189,6 +190,8 @@ def _grade(
     columns: dict[str, list[Any]] = {name: [own[p] for p in place] for name in names for own in [list(problems[name])]}
     columns[WRITTEN] = written_completions(texts, bare, [opened[p] for p in place], tokenizer, delimiters)
     verdicts = on_first(lambda: grader(texts, **columns))
+    if len(verdicts) != len(texts):
+        raise ValueError(f"a grader returned {len(verdicts)} verdicts for {len(texts)} texts. One each is needed.")
     return Graded(
         texts=[texts[first : first + num_samples] for first in range(0, len(texts), num_samples)],
         lengths=np.array([len(ids) for ids in flat], dtype=np.int64).reshape(shape),

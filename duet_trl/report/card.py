@@ -11,7 +11,7 @@ _SHOWN = "method method_kwargs budget_fraction budget_reading num_generations ma
 _SHOWN += ["max_completion_length"]
 _FOLLOWED = "reward duet/planned_tokens duet/generated_tokens duet/abort_rate duet/trim_rate".split()
 _FOLLOWED += ["duet/poll_threshold", "duet/abort_threshold"]
-_HELD_OUT = re.compile(r"held_out/(?:[^/]+/)?mean@\d+(?:_low|_high)?|held_out/(?:low|high)")
+_HELD_OUT = re.compile(r"held_out/[^/]+/(?:mean@\d+(?:_low|_high)?|greedy)")
 
 
 def card_section(

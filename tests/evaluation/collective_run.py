@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch.distributed as dist
 
@@ -24,7 +25,7 @@ class Trainer:
         return [[ids(r"\boxed{42}")] * num_samples for _ in prompts]
 
     def log(self, logs):
-        pass
+        self.logged = logs
 
     def save_model(self, output_dir, _internal_call):
         dist.barrier()  # as a gathering of shards: it hangs unless every process calls it
@@ -57,7 +58,10 @@ def main() -> None:
     evaluation = SuiteEvaluation(
         Trainer(), suites, folder / f"run{rank}", settings=settings, graders={"math500": grader}
     )
-    report["metrics"] = evaluation.measure_step(7, 0.0)["held_out/average"]
+    state = SimpleNamespace(global_step=7, max_steps=7)
+    evaluation.on_step_end(None, state, SimpleNamespace(should_log=False))
+    evaluation.on_train_end(None, state, None)
+    report["metrics"] = evaluation.trainer.logged["held_out/average"]
     report["files"] = sorted(str(path.relative_to(folder)) for path in (folder / f"run{rank}").rglob("*"))
     (folder / f"rank{rank}.json").write_text(json.dumps(report))
     dist.barrier()

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 from safetensors.torch import load_file
 
+from duet_trl.evaluation import callbacks as callbacks_module
 from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Settings
 from duet_trl.evaluation.suites import load_suite
@@ -18,7 +19,6 @@ from tests.processes import forked
 from tests.runs import duet_trainer
 
 RIGHT, WRONG = ids(r"\boxed{42}"), ids(r"\boxed{41}")
-ROOT = Path(__file__).parents[2]
 WORDS = ("alpha", "beta", "gamma", "delta")
 
 
@@ -143,7 +143,23 @@ def test_a_measurement_is_logged_once_and_apart_from_the_metrics_of_its_step(sui
     assert [log["loss"] for log in trainer.logs if "loss" in log] == [2.0, 4.0]
 
 
-def test_own_problems_with_an_own_grader_and_all_results_are_at_hand(tmp_path):
+def test_time_spent_in_measurements_is_counted_from_the_beginning_of_training(suites, tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(callbacks_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    class Slow(Trainer):
+        def sample(self, *args, **kwargs):
+            clock.now += 5.0
+            return super().sample(*args, **kwargs)
+
+    evaluation = callback(Slow({0: 0, 1: 0, 2: 0}), suites, tmp_path, every=1)
+    for _ in range(2):  # trained twice
+        run(evaluation.trainer, evaluation, 0, 2)
+        assert evaluation.seconds == 30.0  # sampled and greedy, before, between and after two steps
+        assert [step for step, _ in evaluation.measurements] == [0, 1, 2]
+
+
+def test_own_problems_with_an_own_grader_and_all_results_are_at_hand(suites, tmp_path):
     problems = Dataset.from_list([{"prompt": [{"role": "user", "content": word}], "answer": word} for word in WORDS])
     asked = []
 
@@ -152,12 +168,20 @@ def test_own_problems_with_an_own_grader_and_all_results_are_at_hand(tmp_path):
         return [float("42" in text) for text in texts]
 
     trainer = Trainer({0: 0, 1: 3})
-    evaluation = callback(trainer, {"own": problems}, tmp_path, every=1, graders={"own": grade})
+    evaluation = callback(trainer, suites | {"own": problems}, tmp_path, every=1, graders={"own": grade})
     run(trainer, evaluation, 0, 1)
     assert asked[:2] == [[word for word in WORDS for _ in range(2)], list(WORDS)]  # sampled, greedy
-    found = {step: suites["own"].graded["sampled"].correct.tolist() for step, suites in evaluation.measurements}
-    assert found == {0: [[False] * 2] * 4, 1: [[True] * 2] * 3 + [[False] * 2]}
-    assert trainer.logs[-1]["held_out/own/mean@2"] == 0.75
+    for suite in ("own", "math500"):  # the benchmark's grader is built
+        found = {step: results[suite].graded["sampled"].correct.tolist() for step, results in evaluation.measurements}
+        assert found == {0: [[False] * 2] * 4, 1: [[True] * 2] * 3 + [[False] * 2]}
+        assert trainer.logs[-1][f"held_out/{suite}/mean@2"] == 0.75
+
+
+def test_a_grader_that_leaves_texts_out_is_an_error(suites, tmp_path):
+    trainer = Trainer({0: 0})
+    evaluation = callback(trainer, suites, tmp_path, graders={"math500": lambda texts, **columns: [1.0]})
+    with pytest.raises(ValueError, match="1 verdicts for 8 texts"):
+        run(trainer, evaluation, 0, 0)
 
 
 def test_nothing_to_measure_is_refused(suites, tmp_path):
@@ -165,6 +189,8 @@ def test_nothing_to_measure_is_refused(suites, tmp_path):
         callback(Trainer({}), {}, tmp_path)
     with pytest.raises(ValueError, match="every must be at least 0 optimizer steps, got -1"):
         callback(Trainer({}), suites, tmp_path, every=-1)
+    with pytest.raises(ValueError, match="suite 'math500' has no problems"):
+        callback(Trainer({}), {"math500": suites["math500"].select([])}, tmp_path)
 
 
 def test_one_sample_does_not_replace_the_greedy_figure(suites, tmp_path):
