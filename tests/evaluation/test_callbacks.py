@@ -175,6 +175,7 @@ def test_own_problems_with_an_own_grader_and_all_results_are_at_hand(suites, tmp
         found = {step: results[suite].graded["sampled"].correct.tolist() for step, results in evaluation.measurements}
         assert found == {0: [[False] * 2] * 4, 1: [[True] * 2] * 3 + [[False] * 2]}
         assert trainer.logs[-1][f"held_out/{suite}/mean@2"] == 0.75
+    assert not any(way.texts for way in evaluation.measurements[-1][1]["own"].graded.values())  # not kept
 
 
 def test_a_grader_that_leaves_texts_out_is_an_error(suites, tmp_path):
