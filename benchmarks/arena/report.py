@@ -28,7 +28,14 @@ ENDS = 10
 FIGURE = Path("docs/assets")
 MAIN = (REFERENCE, PLAIN, UNGATED, SWAP)
 """Entrants of the figure, which has no room for all."""
-PAIRS = ((SWAP, PLAIN), (SWAP_UNGATED, PLAIN), (SWAP, SWAP_UNGATED), (SUBJECT, UNGATED))
+PAIRS = (
+    (SWAP, PLAIN),
+    (SWAP_UNGATED, PLAIN),
+    (SWAP, SWAP_UNGATED),
+    (SUBJECT, UNGATED),
+    ("dapo", UNGATED),
+    ("dapo", SUBJECT),
+)
 """Entrants that are compared with each other."""
 
 
