@@ -94,9 +94,9 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
 
 
 def values(runs: Sequence[Run]) -> dict[str, str]:
-    """What documents quote inside a sentence, by name: `value <task> ...`, `value confirmed <task> ...`."""
-    found, confirmed = {}, contests(runs, CONFIRM)
-    for task, contest in (contests(runs) | {f"confirmed {name}": one for name, one in confirmed.items()}).items():
+    """What documents quote inside a sentence, by name: `value <task> ...`."""
+    found = {}
+    for task, contest in contests(runs).items():
         for name in contest.runs:
             found[f"value {task} {name} seeds"] = str(len(contest.runs[name]))
             for cost, word in WORDS.items():

@@ -127,8 +127,7 @@ class SuiteEvaluation(TrainerCallback):
         for suite, measurement in found.items():
             values = {name: score.value for name, score in measurement.scores.items()}
             headline = measurement.scores[main]
-            values |= {main: headline.value, f"{main}_low": headline.low, f"{main}_high": headline.high}
-            values["seconds"] = measurement.seconds
+            values |= {f"{main}_low": headline.low, f"{main}_high": headline.high, "seconds": measurement.seconds}
             metrics |= {f"held_out/{suite}/{name}": value for name, value in values.items()}
         metrics["held_out/average"] = float(np.mean([metrics[f"held_out/{suite}/{main}"] for suite in self.suites]))
         self._keep_best({"step": step} | metrics)
