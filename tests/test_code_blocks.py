@@ -148,8 +148,10 @@ def test_every_page_with_python_is_run() -> None:
 def test_python_of_a_page_runs_as_one_script(name: str, clone: Path) -> None:
     names = run_python(blocks(ROOT / name, "python"), SCRIPTS[name], **taken_for_granted(name, clone))
     if name == "benchmarks/arena/README.md":
-        problems = names["TASKS"]["backward_135m"].problems(tasks.REPORT)
-        assert len(problems) == 60 and all(one.accepts(one.key.split()[0][::-1]) for one in problems)
+        problems = names["TASKS"]["reverse_135m"].problems(tasks.REPORT)
+        lists = [one.key.removeprefix("reverse: ").removesuffix(" =").split(", ") for one in problems]
+        assert len(problems) == 60
+        assert all(one.accepts(", ".join(words[::-1])) for one, words in zip(problems, lists, strict=True))
     if name == "notebooks/data/README.md":  # what docs/quickstart.md runs on what the script left
         from duet_trl.__main__ import main
 
