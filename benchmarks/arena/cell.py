@@ -69,8 +69,7 @@ def trained(cell: Cell, profile: Profile) -> tuple[list[Measurement], dict[str, 
                 [{"prompt": one.prompt, "index": place} for place, one in enumerate(pool)]
             ),
         )
-        if entrant.lean:
-            leave_out_idle(trainer.method)
+        leave_out_idle(trainer.method)
         if cell.stage == TUNE:
             sizes = profile.tuning, {STOPPED if task.stop else FREE: profile.tuning}
         else:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who competes: methods at their recommended budgets, with their authors' settings, and everything they share.
 
-The learning rate is tuned for each entrant and task (`tuning.py`), over the tokens and seconds of the reference.
-Everything else is the default of the method, or the choice of its authors. All run through `DUETGRPOTrainer`.
+The learning rate is tuned for each entrant and task (`tuning.py`), over the seconds of the reference. Everything else
+is the default of the method, or the choice of its authors where it can act. All run through `DUETGRPOTrainer`, and
+rollouts with advantage 0 get no forward pass, which changes no gradient. `knapsack` and `spec_rl` do not compete: they
+act on prompts that return, and here few do.
 """
 
 from collections.abc import Mapping
@@ -10,7 +12,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.common import grouped
 from duet_trl.config import reads
 
 from .tasks import Task
@@ -30,8 +31,7 @@ class Entrant:
         budget (float): Share of full GRPO's rollouts.
         stops (bool): Whether rollouts end at the task's stop string.
         settings (Mapping[str, Any]): Fields and options (`method_kwargs`) that are not their defaults.
-        lean (bool): Rollouts with advantage 0 get no forward pass. That changes no gradient; only a method that
-            learns from the log-probs of all rollouts cannot do without them.
+        factor (float | None): Its learning rate is the reference's times this; None: it is tuned.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Entrant:
     budget: float = 1.0
     stops: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
-    lean: bool = True
+    factor: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
@@ -50,25 +50,24 @@ REFERENCE = "grpo_8_stop"
 """GRPO at full budget with the stop string: the others are compared with it at equal tokens and at equal seconds."""
 _ALL = (
     Entrant(REFERENCE, "GRPO, 8 rollouts, stop string", "grpo"),
-    Entrant("grpo_8", "the same without the stop string", "grpo", stops=False),
+    Entrant("grpo_8_stop_2x", "the same at twice its learning rate", "grpo", factor=2.0),
+    Entrant("grpo_8", "the reference without the stop string", "grpo", stops=False),
     Entrant("grpo_4", "GRPO, 4 rollouts, stop string", "grpo", 0.5),
     Entrant("grpo_4_no_stop", "GRPO, 4 rollouts, no stop string", "grpo", 0.5, stops=False),
     Entrant("grpo_2", "GRPO, 2 rollouts, stop string", "grpo", 0.25),
     Entrant("duet", "the two-name swap, as in README", "duet", 0.5, stops=False),
     Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
-    Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5, lean=False),
+    Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5),
     Entrant("dapo", "DAPO's dynamic sampling", "dapo", settings={"epsilon_high": 0.28}),
-    Entrant("greso", "GRESO's skipped prompts", "greso"),
+    Entrant("greso", "GRESO's skipped prompts", "greso", settings={"method_kwargs": {"oversample": 1.5}}),
     Entrant("vip", "VIP's predicted variance", "vip"),
-    Entrant("knapsack", "Knapsack RL's counts", "knapsack"),
     Entrant(
         "reinforce_ada",
         "Reinforce-Ada's rounds",
         "reinforce_ada",
         settings={"scale_rewards": "none", "epsilon_high": 0.28},
     ),
-    Entrant("arrol", "ARRoL's pruning", "arrol", lean=False),
-    Entrant("spec_rl", "SPEC-RL's drafts", "spec_rl"),
+    Entrant("arrol", "ARRoL's pruning", "arrol", stops=False),
 )
 ENTRANTS: dict[str, Entrant] = {entrant.name: entrant for entrant in _ALL}
 """All entrants by name, the reference first, in order of compute."""
@@ -94,13 +93,12 @@ def configuration(entrant: Entrant, task: Task, learning_rate: float, seed: int,
         own = {"num_generations": int(FULL * entrant.budget)}
     rollouts = prompts * own["num_generations"]
     micro_batch = min(task.fields["per_device_train_batch_size"], rollouts)
-    gated = entrant.settings.get("trim", True) or entrant.settings.get("abort", True)
-    if gated and "marker" in read:
+    if "marker" in read:
         own["marker"] = task.marker
     generation: dict[str, Any] = {}
     if entrant.stops and task.stop:
         generation = {"stop": list(task.stop), "include_stop_str_in_output": True}
-    return grouped(
+    return (
         {
             "method": entrant.method,
             "max_completion_length": task.max_completion_length,

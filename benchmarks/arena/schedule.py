@@ -78,7 +78,8 @@ def hash_of(task: str, entrant: str, rate: float, profile: Profile) -> str:
     """Of everything that decides a reported run, but for its seed and the code."""
     fields = configuration(ENTRANTS[entrant], TASKS[task], rate, 0, profile.prompts)
     kinds = [(kind.name, kind.generator, kind.levels, kind.examples) for kind in TASKS[task].kinds]
-    everything = [task, entrant, ENTRANTS[entrant].lean, fields, asdict(profile), kinds, SIZES, TASKS[task].length]
+    # True: no forward pass for rollouts with advantage 0, which was once a choice of some entrants.
+    everything = [task, entrant, True, fields, asdict(profile), kinds, SIZES, TASKS[task].length]
     return hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

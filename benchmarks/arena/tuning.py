@@ -3,11 +3,12 @@
 
 Two rates in the middle are tried, of an even number the lower ones, and the next one on the side of the best until the
 best has both neighbours tried. A rate's figure is the accuracy by the last answer at the end of a run, served as the
-task is; of equal figures the lower rate is better.
+task is; of equal figures the lower rate is better. A control has the reference's rate times its factor.
 """
 
 from collections.abc import Sequence
 
+from .entrants import ENTRANTS, REFERENCE
 from .profiles import TUNING_SEED
 from .records import TUNE, Run
 from .tasks import TASKS
@@ -32,7 +33,9 @@ def best(found: dict[float, float]) -> float:
 
 
 def wanted(runs: Sequence[Run], task: str, entrant: str) -> list[float]:
-    """Rates that still have to be tried; empty: the choice is made."""
+    """Rates that still have to be tried; empty: the choice is made, here or for the reference."""
+    if ENTRANTS[entrant].factor is not None:
+        return []
     found, rates = tried(runs, task, entrant), TASKS[task].rates
     lower = (len(rates) - 1) // 2
     middle = rates[lower - 1 : lower + 1]
@@ -44,10 +47,13 @@ def wanted(runs: Sequence[Run], task: str, entrant: str) -> list[float]:
 
 def choose(runs: Sequence[Run], task: str, entrant: str) -> float | None:
     """The learning rate of an entrant on a task; None as long as rates are still to be tried."""
+    if (factor := ENTRANTS[entrant].factor) is not None:
+        rate = choose(runs, task, REFERENCE)
+        return None if rate is None else factor * rate
     return None if wanted(runs, task, entrant) else best(tried(runs, task, entrant))
 
 
 def at_the_edge(runs: Sequence[Run], task: str, entrant: str) -> bool:
     """Whether the best rate has no neighbour on one side of the grid."""
     rates = TASKS[task].rates
-    return choose(runs, task, entrant) in (rates[0], rates[-1])
+    return ENTRANTS[entrant].factor is None and choose(runs, task, entrant) in (rates[0], rates[-1])

@@ -99,7 +99,7 @@ def test_the_hash_changes_with_every_setting(monkeypatch: pytest.MonkeyPatch) ->
         found.append(now(profile=replace(FULL, **{name: odd.get(type(value), {})})))
     assert now() == found[0]
     entrant, task = ENTRANTS["duet_stop"], TASKS[TASK]
-    entrants = ({"budget": 0.25}, {"stops": False}, {"lean": False}, {"settings": {"trim": False}})
+    entrants = ({"budget": 0.25}, {"stops": False}, {"settings": {"trim": False}})
     tasks = [{"max_completion_length": 49}, {"marker": "code"}, {"fields": task.fields | {"bf16": False}}]
     tasks.append({"kinds": task.kinds[1:]})
     changes = [(ENTRANTS, "duet_stop", replace(entrant, **change)) for change in entrants]
