@@ -5,17 +5,12 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from duet_trl.methods.duet import DuetOptions
-from duet_trl.methods.paper import PaperOptions
-
 RESULTS = Path("outputs/bench")
-OPTIONS = frozenset(option.name for option in (*fields(DuetOptions), *fields(PaperOptions)))
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
@@ -24,13 +19,6 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="exit with an error if a target is missed")
     parser.add_argument("--seed", type=int, default=0)
     return parser
-
-
-def grouped(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a configuration from fields and options of `duet` or `paper`; the options go to `method_kwargs`."""
-    options = {name: value for name, value in values.items() if name in OPTIONS}
-    rest = {name: value for name, value in values.items() if name not in OPTIONS}
-    return rest | ({"method_kwargs": rest.get("method_kwargs", {}) | options} if options else {})
 
 
 def open_engine(path: Path, max_model_length: int, dtype: str = "float32") -> Any:

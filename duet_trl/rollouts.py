@@ -191,13 +191,11 @@ class Judgement:
     propensity: np.ndarray  # probability with which a rollout of this outcome enters the gradient, in (0, 1]
 
     @classmethod
-    def of(
-        cls, advantages: np.ndarray, in_gradient: np.ndarray | None = None, in_divisor: np.ndarray | None = None
-    ) -> "Judgement":
+    def of(cls, advantages: np.ndarray, in_gradient: np.ndarray | None = None) -> "Judgement":
         """Every weight and propensity 1; all rollouts in the gradient, and those of the gradient in the divisor."""
         ones = np.ones(len(advantages))
         in_gradient = ones.astype(bool) if in_gradient is None else in_gradient
-        return cls(advantages, ones, in_gradient, in_gradient if in_divisor is None else in_divisor, ones)
+        return cls(advantages, ones, in_gradient, in_gradient, ones)
 
 
 # ---- One step on one process --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 """Small training runs that the trainer tests share."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,11 +12,13 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.gate.thresholds import LengthThresholds
+from duet_trl.methods.duet import DuetOptions
+from duet_trl.methods.paper import PaperOptions
 
 NUM_PROMPTS = 32
+OPTIONS = frozenset(option.name for option in (*fields(DuetOptions), *fields(PaperOptions)))
 PARTS_OFF = {"trim": False, "abort": False, "budget_fraction": 1.0}
 
 
@@ -56,6 +59,13 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
         "seed": 7,
         **overrides,
     }
+
+
+def grouped(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a configuration from fields and options of `duet` or `paper`; the options go to `method_kwargs`."""
+    options = {name: value for name, value in values.items() if name in OPTIONS}
+    rest = {name: value for name, value in values.items() if name not in OPTIONS}
+    return rest | ({"method_kwargs": rest.get("method_kwargs", {}) | options} if options else {})
 
 
 def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:

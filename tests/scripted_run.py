@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
-from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.engines.engine import Completion, Policy, Request, Sampling
 from duet_trl.gate import thresholds
@@ -28,7 +27,7 @@ from duet_trl.gate.streaming import StreamingGate
 from duet_trl.rollouts import NO_GATE
 from recipes.tiny_math.policy import CHECKPOINT
 from tests.processes import report
-from tests.runs import abort_early, settings
+from tests.runs import abort_early, grouped, settings
 
 NUM_PROMPTS = 24
 GATE = {"grace_window": 8, "budget_fraction": 0.9}

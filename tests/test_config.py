@@ -8,7 +8,6 @@ import pytest
 from transformers import HfArgumentParser
 from trl import TrlParser
 
-from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.allocate.allocators import NeymanAllocator, UniformAllocator
 from duet_trl.config import defaults_of
@@ -17,6 +16,7 @@ from duet_trl.gate.thresholds import LengthThresholds, PricedThresholds
 from duet_trl.methods import METHODS, build_method, setting_of
 from duet_trl.methods.duet import DuetOptions
 from duet_trl.methods.paper import PaperOptions
+from tests.runs import grouped
 
 FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
 
@@ -198,6 +198,8 @@ BY_NAME = [
     ({"server_weight_sync": "http"}, "server_weight_sync must be one of"),
     ({"engine": "sglang"}, "engine must be one of"),
     ({"use_vllm": True, "generation_kwargs": {"seed": 1}}, r"generation_kwargs sets \['seed'\]"),
+    ({"method": "arrol", "generation_kwargs": {"stop": ["\n"]}}, "Remove stop from"),
+    ({"method": "spec_rl", "generation_kwargs": {"stop_strings": ["."]}}, "Remove stop_strings"),
     ({"use_transformers_continuous_batching": True}, "cannot stop single rollouts"),
     ({"use_vllm": True, "top_p": 0.95}, "vllm_importance_sampling_correction=False"),
     ({"use_vllm": True, "top_k": 20}, "vllm_importance_sampling_correction=False"),

@@ -74,7 +74,7 @@ def run(tiny_path, tmp_path, **options):
         leave_out_idle(trainer.method)  # rows are missing
         keys = prompt_keys(list(prompts()), None)
         lengths = np.resize([8.0, 8.0, 60.0, 60.0], len(keys))  # counts differ
-        trainer.method.allocator.statistics.observe_lengths(keys, np.arange(len(keys)), lengths, lengths, lengths > 0)
+        trainer.method.allocator.statistics.observe_lengths(keys, np.arange(len(keys)), lengths, lengths > 0)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():  # away from the reference model, where the KL term has no gradient
         for parameter in trainer.model.parameters():

@@ -1,8 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# python -m benchmarks.arena run --stages start,tune        learning rates; it resumes
-# python -m benchmarks.arena freeze                         writes plan.json from them, to be committed
-# python -m benchmarks.arena run --stages report            reported runs, by that plan
-# python -m benchmarks.arena report --check                 recomputes every figure that the documents quote
 """Every method on pre-trained models, tuned, at equal tokens and at equal seconds of GRPO with a stop string.
 
 Each run is a separate process with all cores, and a line of a committed file when it has finished: an arena that is
@@ -15,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .entrants import ENTRANTS
+from .entrants import ENTRANTS, REFERENCE
 from .profiles import PROFILES
 from .records import COMMITTED, CONFIRM, REPORT, STAGES, read
 from .schedule import PLAN, Asked, Plan, frozen, hash_of, hours
@@ -90,6 +86,12 @@ def main() -> None:
             plan = frozen(runs, args.asked)
         if run_all(args.asked, runs, plan, args.profile, args.records, args.minutes):
             sys.exit(1)
+        left, _ = hours(args.asked, runs)
+        if left and args.minutes is None:
+            sys.exit(
+                f"{left} runs were not made. They wait for {REFERENCE} of their stage and seed, or for their tuning: "
+                "add --entrants, or ask again."
+            )
     elif args.command == "freeze":
         for task, own in frozen(runs, args.asked, args.like).items():
             plan[task] = plan.get(task, {}) | own

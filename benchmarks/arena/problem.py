@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from duet_trl.gate.markers import Which, extract_answer
+from duet_trl.gate.markers import extract_answer
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Problem:
     key: str
     accepts: Callable[[str], bool] = field(compare=False, repr=False)
 
-    def is_right(self, completion: str, marker: str, which: Which = "last") -> bool:
-        """Whether the answer of a completion that a marker's extractor finds is right."""
-        found = extract_answer(marker, completion, which)
+    def is_right(self, completion: str, marker: str) -> bool:
+        """Whether the last answer of a completion that a marker's extractor finds is right."""
+        found = extract_answer(marker, completion, "last")
         return found is not None and self.accepts(found.strip())
 
 

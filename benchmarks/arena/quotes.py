@@ -3,10 +3,8 @@
 
 A table:                                     A value, inside of a line:
 
-    <!-- arena: leaderboard sums -->         takes <!-- arena: value sums duet accuracy_50 -->0.512<!-- end --> of
-                                             the tokens
-    | entrant | ... |
-
+    <!-- arena: pairs mixed_135m -->         ends at <!-- arena: value mixed_135m duet free accuracy -->
+    | ... |                                  0.393<!-- end -->, where it is one line
     <!-- end -->
 """
 

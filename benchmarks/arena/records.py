@@ -12,8 +12,8 @@ from typing import Any
 
 COMMITTED = Path(__file__).parents[1] / "results" / "arena.jsonl"
 START, TUNE, REPORT, CONFIRM = "start", "tune", "report", "confirm"
-"""Stages: the policy before training; runs that choose a learning rate, on the tuning split; reported runs; those of
-the winner and the reference on problems that nobody has seen."""
+"""Stages: the policy before training; runs that choose a learning rate, on the tuning split; reported runs; runs
+on problems that nobody has seen."""
 STAGES = (START, TUNE, REPORT, CONFIRM)
 FREE, STOPPED = "free", "stopped"
 """Servings: until the policy ends by itself; until the task's stop string."""

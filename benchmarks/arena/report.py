@@ -105,8 +105,7 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                         whom = "" if over == REFERENCE else f" over {over}"
                         lead = contest.lead(name, over, cost, share)
                         found[f"value {task} {name} {word} {share:.0%}{whom}"] = signed(lead)
-                found[f"value {task} {name} reached {word}"] = _shares(contest.reached(name, cost))
-                found[f"value {task} {name} spent {word}"] = _shares(contest.spent(name, cost))
+            found[f"value {task} {name} spent seconds"] = _shares(contest.spent(name, SECONDS))
             for serving in contest.start.measurements[0].servings:
                 ended = contest.final(name, "ended", serving).values
                 found[f"value {task} {name} {serving} ended by seed"] = _shares(ended)
@@ -277,7 +276,7 @@ def _committed(root: Path, text: str) -> str | None:
     return done.stdout.split("\n")[0] or None
 
 
-def draw(contest: Contest, path: Path, names: Sequence[str] = MAIN) -> None:
+def draw(contest: Contest, path: Path) -> None:
     """Accuracy against tokens and against seconds: a thin line for each seed, a thick one for their mean."""
     import matplotlib
 
@@ -288,7 +287,7 @@ def draw(contest: Contest, path: Path, names: Sequence[str] = MAIN) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
     labels: Mapping[str, tuple[str, float]] = {TOKENS: ("thousand tokens generated", 1e3), SECONDS: ("minutes", 60)}
     for axis, (cost, (label, unit)) in zip(axes, labels.items(), strict=True):
-        for place, name in enumerate(name for name in names if name in contest.runs):
+        for place, name in enumerate(name for name in MAIN if name in contest.runs):
             curves = [contest.curve(run, cost) for run in contest.runs[name].values()]
             most = min(float(spent[-1]) for spent, _ in curves)
             grid = np.linspace(0, most, 60)

@@ -21,7 +21,7 @@ from .tasks import TASKS
 from .tuning import choose, wanted
 
 PLAN = Path(__file__).with_name("plan.json")
-GUESS = 900.0
+GUESS = 400.0
 """Seconds of a run before any of its kind has finished."""
 
 

@@ -113,18 +113,16 @@ class PromptStatistics(Stateful):
             np.add.at(column["sigma_sum"], place[seen], sigma_obs[seen])
             np.add.at(column["sigma_count"], place[seen], 1.0)
 
-    def observe_lengths(
-        self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
-    ) -> None:
+    def observe_lengths(self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, kept: np.ndarray) -> None:
         """Update the running mean lengths and costs (Algorithm 1, lines 45-47).
 
-        Prompt of each rollout in 0..M-1, its policy and generated tokens, and whether it was not aborted, shape (N,).
+        Prompt of each rollout in 0..M-1, its tokens, and whether it was not aborted, shape (N,).
         """
         num_prompts = len(keys)
         added = {
             "length_sum": np.bincount(group, weights=np.where(kept, lengths, 0), minlength=num_prompts),
             "length_count": np.bincount(group[kept], minlength=num_prompts),
-            "cost_sum": np.bincount(group, weights=tokens, minlength=num_prompts),
+            "cost_sum": np.bincount(group, weights=lengths, minlength=num_prompts),
             "cost_count": np.bincount(group, minlength=num_prompts),
         }
         with self._table.editing(keys) as (column, place):

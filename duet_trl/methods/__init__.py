@@ -41,13 +41,22 @@ def build_method(config: Any) -> Method:
     return METHODS[config.method].build(config)
 
 
-def _plain(method: type, options: type = Options) -> Entry:
+def _refuse_stop_strings(config: Any) -> None:
+    """Raise ValueError if a string ends rollouts: only a token or the limit tells whether one may be continued."""
+    if found := {"stop", "stop_strings"} & (config.generation_kwargs or {}).keys():
+        raise ValueError(
+            f"method={config.method!r} would continue rollouts that a stop string has ended. Remove "
+            f"{', '.join(sorted(found))} from generation_kwargs, or choose another method."
+        )
+
+
+def _plain(method: type, options: type = Options, check: Callable[[Any], object] = lambda config: None) -> Entry:
     """Entry of a method that is built from the shared setting and its own options, which it checks itself."""
 
     def build(config: Any) -> Method:
         return method(setting_of(config), config.options)
 
-    return Entry(build, options, build)
+    return Entry(build, options, lambda config: (check(config), build(config)))
 
 
 def _build_own(config: Any) -> Method:
@@ -65,8 +74,8 @@ METHODS: dict[str, Entry] = {
     "reinforce_ada": _plain(ReinforceAda, ReinforceAdaOptions),
     "knapsack": _plain(Knapsack),
     "vip": _plain(Vip, VipOptions),
-    "arrol": _plain(Arrol, ArrolOptions),
-    "spec_rl": _plain(SpecRL, SpecRLOptions),
+    "arrol": _plain(Arrol, ArrolOptions, _refuse_stop_strings),
+    "spec_rl": _plain(SpecRL, SpecRLOptions, _refuse_stop_strings),
     "own": Entry(_build_own, Options, lambda config: None),
 }
 """Every method by name; "own" is one that the trainer receives as an object."""

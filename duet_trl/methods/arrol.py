@@ -122,7 +122,7 @@ class Arrol(FromGRPO):
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Train the head on the scored rollouts whose outcome is known."""
-        scored, kept = self._scored(done), judgement.in_gradient
+        scored, kept = self._scored(done), judgement.in_divisor
         survivors = np.bincount(done.prompt[kept], minlength=len(done.prompts))
         self._metrics = {
             "scored_rollouts": float(len(scored)),

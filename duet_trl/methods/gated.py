@@ -85,7 +85,7 @@ class Gated(Method):
         keys, group = done.prompts.keys, done.prompt
         self._metrics = self._step_metrics(done, judgement)
         length, scored = done.replay.length, done.scored
-        self.allocator.statistics.observe_lengths(keys, group, length, length, scored & ~done.aborted)
+        self.allocator.statistics.observe_lengths(keys, group, length, scored & ~done.aborted)
         self.thresholds.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
         self.allocator.statistics.observe_rewards(keys, group, done.rewards, scored)
 

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, at_least, config_field, one_of
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import group_relative, positive_rewards, uniform_jobs
+from .grouping import group_relative, positive_rewards, uniform_jobs, widened
 from .grpo import FromGRPO
 from .method import Setting
 
@@ -56,7 +55,7 @@ class ReinforceAda(FromGRPO):
     """Reinforce-Ada; see the module."""
 
     identity = {"method": "reinforce_ada"}
-    remembered = ("statistics",)
+    remembered = ("reward_range",)
     options: ReinforceAdaOptions
 
     def __init__(self, setting: Setting, options: ReinforceAdaOptions) -> None:
@@ -67,7 +66,7 @@ class ReinforceAda(FromGRPO):
                 f"num_kept={self.num_kept} is above {MAX_ROUNDS} rounds of num_generations={setting.num_generations}, "
                 "all that a prompt can get. Lower it, or sample more."
             )
-        self.statistics = PromptStatistics()
+        self.reward_range: list[float] = []
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """A round for every prompt, then for those that have not met the exit rule."""
@@ -86,7 +85,7 @@ class ReinforceAda(FromGRPO):
         return Judgement.of(np.where(kept, group_relative(done, self.setting), 0.0), in_gradient=kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Remember rewards, for the run's extremes."""
+        """Remember the run's extremes."""
         kept = judgement.in_gradient
         self._metrics = {
             "num_kept": float(kept.sum()),
@@ -94,11 +93,11 @@ class ReinforceAda(FromGRPO):
             "further_rounds": float(done.round.max()),
             "open_prompts": float(len(self._open(done))),
         }
-        self.statistics.observe_rewards(done.prompts.keys, done.prompt, done.rewards, done.scored)
+        self.reward_range = widened(self.reward_range, done.rewards)
 
     def _positive(self, done: Rollouts) -> np.ndarray:
         """Rollouts that count as positive, shape (N,), bool."""
-        return positive_rewards(done.rewards, [*(self.statistics.reward_range or ()), *done.rewards[done.scored]])
+        return positive_rewards(done.rewards, widened(self.reward_range, done.rewards))
 
     def _open(self, done: Rollouts) -> list[int]:
         """Prompts of the last round that have not met the exit rule."""

@@ -29,7 +29,7 @@ class Policy:
         group = np.repeat(np.arange(len(keys)), counts)
         lengths = 50 + 20 * number[group] + rng.integers(0, 20, group.size)
         kept = rng.random(group.size) < 0.9
-        allocator.statistics.observe_lengths(keys, group, lengths, lengths, kept)
+        allocator.statistics.observe_lengths(keys, group, lengths, kept)
         advantages = np.where(number[group] % 2 == 0, 0.0, rng.normal(size=group.size))
         allocator.observe_sigma(keys, group, advantages, -lengths / 2.0, kept)
         allocator.statistics.observe_rewards(keys, group, (advantages > 0).astype(float), kept)
@@ -76,7 +76,7 @@ def test_the_paper_prices_kept_lengths_and_the_default_all_tokens():
     for price_aborted, expected in ((False, 100.0), (True, 250.0)):
         allocator = neyman(price_aborted=price_aborted)
         lengths = np.array([100, 400])
-        allocator.statistics.observe_lengths(keys, group, lengths, lengths, np.array([True, False]))
+        allocator.statistics.observe_lengths(keys, group, lengths, np.array([True, False]))
         assert allocator.plan(keys, 0).budget_tokens == 4 * expected
 
 
@@ -150,7 +150,7 @@ def test_uniform_deals_out_what_a_fraction_leaves():
 def test_uniform_under_a_token_budget_buys_whole_rounds_and_a_part(tokens, options, counts):
     allocator = UniformAllocator(Budget(budget_tokens=tokens), max_length=512.0, **options)
     lengths = np.array([100, 200, 300])
-    allocator.statistics.observe_lengths(KEYS[:3], np.arange(3), lengths, lengths, np.ones(3, dtype=bool))
+    allocator.statistics.observe_lengths(KEYS[:3], np.arange(3), lengths, np.ones(3, dtype=bool))
     assert allocator.plan(KEYS[:3], 0).num_rollouts.tolist() == counts
 
 

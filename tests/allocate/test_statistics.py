@@ -11,15 +11,15 @@ from duet_trl.allocate.statistics import PromptStatistics
 NAN = float("nan")
 
 
-def observe(statistics: PromptStatistics, keys: list[str], rollouts: list[tuple[int, int, int, bool]]) -> None:
-    """Observe rollouts given as (prompt, policy tokens, generated tokens, kept)."""
-    group, lengths, tokens, kept = (np.array(column) for column in zip(*rollouts, strict=True))
-    statistics.observe_lengths(keys, group, lengths, tokens, kept.astype(bool))
+def observe(statistics: PromptStatistics, keys: list[str], rollouts: list[tuple[int, int, bool]]) -> None:
+    """Observe rollouts given as (prompt, tokens, kept)."""
+    group, lengths, kept = (np.array(column) for column in zip(*rollouts, strict=True))
+    statistics.observe_lengths(keys, group, lengths, kept.astype(bool))
 
 
 def test_lengths_count_kept_rollouts_and_costs_count_all():
     statistics = PromptStatistics()
-    observe(statistics, ["a", "b"], [(0, 100, 100, True), (0, 40, 50, False), (1, 30, 30, True)])
+    observe(statistics, ["a", "b"], [(0, 100, True), (0, 50, False), (1, 30, True)])
     for price_aborted, expected in ((False, [100.0, 30.0]), (True, [75.0, 30.0])):
         found = statistics.expected_tokens(["a", "b"], price_aborted=price_aborted, default=9.0)
         assert found.tolist() == expected
@@ -28,7 +28,7 @@ def test_lengths_count_kept_rollouts_and_costs_count_all():
 def test_a_prompt_twice_in_one_batch_learns_from_both():
     statistics = PromptStatistics()
     statistics.observe_sigma(["a", "a", "b"], np.array([1.0, 3.0, NAN]))
-    observe(statistics, ["a", "a"], [(0, 10, 10, True), (1, 30, 30, True)])
+    observe(statistics, ["a", "a"], [(0, 10, True), (1, 30, True)])
     mean, observations = statistics.sigma(["a", "a"])
     assert (mean.tolist(), observations.tolist()) == ([2.0, 2.0], [2, 2])
     assert statistics.expected_tokens(["a", "a"], price_aborted=False, default=9.0).tolist() == [20.0, 20.0]
@@ -40,7 +40,7 @@ def test_a_prompt_without_a_length_takes_the_mean_over_prompts_not_over_rollouts
     expect = {"price_aborted": False, "default": 3072.0}
     assert statistics.expected_tokens(["new"], **expect).tolist() == [3072.0]
     # Prompt a: three rollouts of 100; prompt b: one of 500. Means 100 and 500, so a new prompt expects 300.
-    observe(statistics, ["a", "b"], [(0, 100, 100, True)] * 3 + [(1, 500, 500, True)])
+    observe(statistics, ["a", "b"], [(0, 100, True)] * 3 + [(1, 500, True)])
     assert statistics.expected_tokens(["new", "a"], **expect).tolist() == [300.0, 100.0]
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.arena.entrants import REFERENCE
 from benchmarks.arena.records import REPORT, STOPPED, Run
 from benchmarks.arena.tasks import TASKS
 from benchmarks.arena.tuning import accuracy, at_the_edge, choose, wanted
@@ -32,6 +33,13 @@ def test_the_best_rate_has_both_neighbours_tried(figures, places, best, edge) ->
     assert [RATES.index(one.learning_rate) for one in runs] == places
     assert choose(runs, TASK, "duet_stop") == choose(runs[::-1], TASK, "duet_stop") == RATES[best]
     assert at_the_edge(runs, TASK, "duet_stop") is edge
+
+
+def test_a_control_takes_a_multiple_of_the_rate_of_the_reference() -> None:
+    assert choose([], TASK, "grpo_8_stop_2x") is None and wanted([], TASK, "grpo_8_stop_2x") == []
+    runs = [tuning_run(RATES[place], one, REFERENCE, TASK) for place, one in ((1, 0.2), (2, 0.5), (3, 0.4))]
+    assert choose(runs, TASK, "grpo_8_stop_2x") == 2 * RATES[2]
+    assert not at_the_edge(runs, TASK, "grpo_8_stop_2x")
 
 
 def test_accuracy_is_the_share_of_right_samples_at_the_end() -> None:
