@@ -8,7 +8,7 @@ point that is high enough comes too early. Every seed has its own figure, and on
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from duet_trl.report.intervals import t_interval
 
 from .entrants import ENTRANTS, REFERENCE
 from .records import FREE, REPORT, START, STOPPED, Measurement, Run, Serving
+from .tasks import TASKS
 
 MARGIN = 0.01
 TOKENS, SECONDS = "generated_tokens", "seconds"
@@ -69,25 +70,36 @@ class Contest:
         """Those that all of these and the reference have."""
         return sorted(set.intersection(*(set(self.runs[name]) for name in (*entrants, REFERENCE))))
 
-    def accuracy(self, entrant: str, seed: int, cost: str, share: float) -> float | None:
-        """At a share of what the reference of the seed spent; None: it was never spent."""
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Names of the kinds of its problems, in which they come in turn; empty where they have none."""
+        return [kind.name for kind in TASKS[self.task].kinds]
+
+    def accuracy(
+        self, entrant: str, seed: int, cost: str, share: float, kinds: Collection[str] | None = None
+    ) -> float | None:
+        """At a share of what the reference of the seed spent, on some kinds; None: it was never spent."""
         amount = share * vars(self.runs[REFERENCE][seed].measurements[-1])[cost]
-        spent, found = self.curve(self.runs[entrant][seed], cost)
+        spent, found = self.curve(self.runs[entrant][seed], cost, kinds)
         return float(np.interp(amount, spent, found)) if amount <= spent[-1] * 1.001 else None
 
-    def lead(self, entrant: str, over: str, cost: str, share: float) -> Estimate | None:
+    def lead(
+        self, entrant: str, over: str, cost: str, share: float, kinds: Collection[str] | None = None
+    ) -> Estimate | None:
         """Accuracy minus that of another entrant at equal cost, by seed.
 
         Args:
             entrant, over (str): The entrants.
             cost (str): One of `COSTS`.
             share (float): Of what the reference of the same seed spent, in (0, 1].
+            kinds (Collection[str] | None): Of problems; None: all.
 
         Returns:
             Estimate | None: None if they share no seed, or one of them did not spend that much.
         """
         pairs = [
-            [self.accuracy(name, seed, cost, share) for name in (entrant, over)] for seed in self.seeds(entrant, over)
+            [self.accuracy(name, seed, cost, share, kinds) for name in (entrant, over)]
+            for seed in self.seeds(entrant, over)
         ]
         if not pairs or any(None in pair for pair in pairs):
             return None
@@ -107,6 +119,12 @@ class Contest:
         """A figure of `outcome` at the end of each seed."""
         return Estimate(tuple(self._outcome(entrant, seed, serving)[figure] for seed in self.runs[entrant]))
 
+    def final_by_kind(self, entrant: str, kind: str) -> Estimate:
+        """Accuracy at the end of each seed on the problems of a kind, served as on the way."""
+        ends = [run.measurements[-1].servings[self.serving] for run in self.runs[entrant].values()]
+        own = slice(self.kinds.index(kind), None, len(self.kinds))
+        return Estimate(tuple(float(np.mean(end.right[own])) / end.samples for end in ends))
+
     def final_lead(self, entrant: str, figure: str, serving: str) -> Estimate | None:
         """A figure of `outcome` at the end, minus the reference's, by seed."""
         seeds = self.seeds(entrant)
@@ -123,19 +141,23 @@ class Contest:
     def _total(self, entrant: str, seed: int, cost: str) -> float:
         return vars(self.runs[entrant][seed].measurements[-1])[cost]
 
-    def curve(self, run: Run, cost: str) -> tuple[np.ndarray, np.ndarray]:
-        """What had been spent, and accuracy, on the problems that all measurements share."""
+    def curve(self, run: Run, cost: str, kinds: Collection[str] | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """What had been spent, and accuracy, on the problems (of some kinds) that all measurements share."""
         points = [*([self.start.measurements[0]] if self.has_start else []), *run.measurements]
         servings = [point.servings[self.serving] for point in points]
         count = min(len(one.right) for one in servings)
-        accuracy = [sum(one.right[:count]) / count / one.samples for one in servings]
+        rows = np.arange(count)
+        if kinds is not None:
+            rows = rows[np.isin(np.array(self.kinds)[rows % len(self.kinds)], list(kinds))]
+        accuracy = [np.take(one.right, rows).mean() / one.samples for one in servings]
         return np.array([vars(point)[cost] for point in points], dtype=float), np.array(accuracy)
 
 
 def _crossing(spent: np.ndarray, accuracy: np.ndarray, target: float) -> float | None:
-    if accuracy[-1] < target:
+    reached = accuracy >= target - 1e-9  # a tie is a tie, whatever it was rounded to
+    if not reached[-1]:
         return None
-    place = int(np.argmax(accuracy >= target))
+    place = int(np.argmax(reached))
     if place == 0:
         return 0.0
     around = slice(place - 1, place + 1)

@@ -17,7 +17,7 @@ from .entrants import ENTRANTS, REFERENCE
 from .measuring import PHASES
 from .profiles import PROFILES
 from .quotes import differences, documents, rewritten
-from .records import CONFIRM, REPORT, START, TUNE, Run
+from .records import CONFIRM, REPORT, START, STOPPED, TUNE, Run
 from .schedule import PLAN, hash_of
 from .targets import PLAIN, SUBJECT, SWAP, SWAP_UNGATED, TARGETS, UNGATED, signed, verdicts
 from .tuning import at_the_edge, choose
@@ -37,6 +37,8 @@ PAIRS = (
     ("dapo", SUBJECT),
 )
 """Entrants that are compared with each other."""
+RULED = "words"
+"""The kind half of whose problems a rule without content gets right."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
     for task, contest in contests(runs).items():
         found |= {f"{word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
         found[f"pairs {task}"] = _pairs(contest)
+        found[f"kinds {task}"] = _kinds(contest)
         found |= {f"{serving} {task}": _scores(contest, serving) for serving in contest.start.measurements[0].servings}
         found[f"batch {task}"] = _batch(contest)
         found[f"rollouts {task}"] = _rollouts(contest)
@@ -90,6 +93,7 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
     for task, contest in contests(runs, CONFIRM).items():
         found |= {f"confirmed {word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
         found[f"confirmed pairs {task}"] = _pairs(contest)
+        found[f"confirmed stopped {task}"] = _scores(contest, STOPPED)
     return {name: table for name, table in found.items() if table.rows}
 
 
@@ -106,6 +110,8 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                         lead = contest.lead(name, over, cost, share)
                         found[f"value {task} {name} {word} {share:.0%}{whom}"] = signed(lead)
             found[f"value {task} {name} spent seconds"] = _shares(contest.spent(name, SECONDS))
+            for kind in contest.kinds:
+                found[f"value {task} {name} {kind} by seed"] = _shares(contest.final_by_kind(name, kind).values)
             for serving in contest.start.measurements[0].servings:
                 ended = contest.final(name, "ended", serving).values
                 found[f"value {task} {name} {serving} ended by seed"] = _shares(ended)
@@ -181,6 +187,18 @@ def _pairs(contest: Contest) -> Table:
     return Table(f"{contest.task}: accuracy of the first minus the second's", ["", "seeds", *columns], rows)
 
 
+def _kinds(contest: Contest) -> Table:
+    """Differences at half of the reference's seconds, by kind of problem."""
+    columns = [None, *([kind] for kind in contest.kinds), [kind for kind in contest.kinds if kind != RULED]]
+    rows = []
+    for own, other in ((SWAP, REFERENCE), (SUBJECT, REFERENCE), *PAIRS):
+        if contest.kinds and {own, other} <= contest.runs.keys():
+            leads = [contest.lead(own, other, SECONDS, 0.5, kinds) for kinds in columns]
+            rows.append([f"{own} - {other}", *map(_cell, leads)])
+    headers = ["", "all", *contest.kinds, f"all but {RULED}"]
+    return Table(f"{contest.task}: accuracy of the first minus the second's, half of the seconds", headers, rows)
+
+
 def _figures(contest: Contest, serving: str) -> dict[str, str]:
     """Scores at the end: in `outcome`, and in tables."""
     return {"accuracy": "mean", "greedy": "greedy"} | ({"pass_8": "pass@8"} if serving == contest.serving else {})
@@ -190,7 +208,7 @@ def _scores(contest: Contest, serving: str) -> Table:
     """Scores before training and at the end, and minus the reference's."""
     figures = _figures(contest, serving)
     rows = []
-    for name in ("start", *contest.runs):
+    for name in (*(["start"] if contest.has_start else []), *contest.runs):
         runs = [contest.start] if name == "start" else list(contest.runs[name].values())
         found = [outcome(run.measurements[-1].servings[serving]) for run in runs]
         own = {key: float(np.mean([one[key] for one in found])) for key in found[0]}

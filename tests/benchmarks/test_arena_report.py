@@ -14,10 +14,10 @@ from benchmarks.arena import report
 from benchmarks.arena.entrants import ENTRANTS, REFERENCE
 from benchmarks.arena.profiles import PROFILES
 from benchmarks.arena.quotes import rewritten
-from benchmarks.arena.records import COMMITTED, CONFIRM, Run, read
+from benchmarks.arena.records import COMMITTED, CONFIRM, STOPPED, Run, Serving, read
 from benchmarks.arena.report import off_plan, tables, values
 from benchmarks.arena.schedule import hash_of
-from tests.benchmarks.arena_runs import TASK, line, run, start, tuning_run
+from tests.benchmarks.arena_runs import TASK, line, measured, run, start, tuning_run
 
 
 def records() -> list[Run]:
@@ -37,8 +37,8 @@ def rows(table: str) -> dict[str, dict[str, str]]:
 
 
 def test_tables_have_everyone_who_ran() -> None:
-    named = ["tuning", "tokens", "seconds", "stopped", "free", "batch", "rollouts", "targets", "confirmed tokens"]
-    own = [f"{name} {TASK}" for name in (*named, "confirmed seconds")]
+    named = ["tuning", "tokens", "seconds", "kinds", "stopped", "free", "batch", "rollouts", "targets"]
+    own = [f"{name} {TASK}" for name in (*named, *(f"confirmed {one}" for one in ("tokens", "seconds", "stopped")))]
     assert list(tables(records())) == ["start", *own]
     assert list(rows("start")) == [TASK, "two_ways"]
     for name in ("tokens", "seconds", "batch"):
@@ -78,6 +78,17 @@ def test_two_entrants_are_compared_on_the_seeds_that_both_have() -> None:
     costs = [f"{share} of the {word}" for word in ("tokens", "seconds") for share in ("25%", "50%", "100%")]
     assert found.headers == ["", "seeds", *costs]
     assert row[2:] == ["+0.020", "+0.040", "not measured", "+0.095", "+0.190", "not measured"]
+
+
+def test_kinds_come_in_turn_and_are_compared_alone() -> None:
+    right = [8 * (place % 5 == 3) for place in range(1000)]  # all of `words`, nothing else
+    points = [measured(batch, 1000.0, 2.0, **{STOPPED: Serving(right, 8, None, 20.0, 0.9)}) for batch in (12, 24, 48)]
+    runs = [start(), run(), replace(run("duet"), measurements=points)]  # the reference has half of each kind right
+    found = tables(runs)[f"kinds {TASK}"]
+    assert found.headers == ["", "all", "needle", "filter", "sort", "words", "sum", "all but words"]
+    assert found.rows == [[f"duet - {REFERENCE}", "-0.300", "-0.500", "-0.500", "-0.500", "+0.500", *["-0.500"] * 2]]
+    quoted = values([start(), run(), run("duet")])
+    assert quoted[f"value {TASK} duet words by seed"] == "60%"
 
 
 def test_values_by_hand() -> None:
