@@ -15,11 +15,14 @@ from duet_trl.report.tables import markdown_table, text_table
 from .contest import SECONDS, TOKENS, WORDS, Contest, Estimate, contests, outcome, seconds_per_batch
 from .entrants import ENTRANTS, REFERENCE
 from .measuring import PHASES
+from .mixed import REPORT as SPLIT
+from .mixed import best_rules
 from .profiles import PROFILES
 from .quotes import differences, documents, rewritten
 from .records import CONFIRM, REPORT, START, STOPPED, TUNE, Run
 from .schedule import PLAN, hash_of
 from .targets import PLAIN, SUBJECT, SWAP, SWAP_UNGATED, TARGETS, UNGATED, signed, verdicts
+from .tasks import TASKS
 from .tuning import at_the_edge, choose
 
 SHARES = (0.25, 0.5, 1.0)
@@ -84,6 +87,7 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
         found |= {f"{word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
         found[f"pairs {task}"] = _pairs(contest)
         found[f"kinds {task}"] = _kinds(contest)
+        found[f"by kind {task}"] = _by_kind(contest)
         found |= {f"{serving} {task}": _scores(contest, serving) for serving in contest.start.measurements[0].servings}
         found[f"batch {task}"] = _batch(contest)
         found[f"rollouts {task}"] = _rollouts(contest)
@@ -197,6 +201,17 @@ def _kinds(contest: Contest) -> Table:
             rows.append([f"{own} - {other}", *map(_cell, leads)])
     headers = ["", "all", *contest.kinds, f"all but {RULED}"]
     return Table(f"{contest.task}: accuracy of the first minus the second's, half of the seconds", headers, rows)
+
+
+def _by_kind(contest: Contest) -> Table:
+    """Accuracy at the end by kind of problem, means over seeds, and what a rule of position would have."""
+    rows = []
+    if contest.kinds:
+        rules = best_rules(TASKS[contest.task].problems(SPLIT))
+        found = {"best rule of position": [rules[kind] for kind in contest.kinds]}
+        found |= {name: [contest.final_by_kind(name, kind).mean for kind in contest.kinds] for name in contest.runs}
+        rows = [[name, *(f"{one:.2f}" for one in (*own, float(np.mean(own))))] for name, own in found.items()]
+    return Table(f"{contest.task}: accuracy at the end by kind", ["", *contest.kinds, "all"], rows)
 
 
 def _figures(contest: Contest, serving: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ def rows(table: str) -> dict[str, dict[str, str]]:
 
 
 def test_tables_have_everyone_who_ran() -> None:
-    named = ["tuning", "tokens", "seconds", "kinds", "stopped", "free", "batch", "rollouts", "targets"]
+    named = ["tuning", "tokens", "seconds", "kinds", "by kind", "stopped", "free", "batch", "rollouts", "targets"]
     own = [f"{name} {TASK}" for name in (*named, *(f"confirmed {one}" for one in ("tokens", "seconds", "stopped")))]
     assert list(tables(records())) == ["start", *own]
     assert list(rows("start")) == [TASK, "two_ways"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.arena.mixed import FRESH, KINDS, POOL, REPORT, SIZES, TUNING, problems
+from benchmarks.arena.mixed import FRESH, KINDS, POOL, REPORT, SIZES, TUNING, best_rules, problems
 from benchmarks.arena.problem import ArenaReward, Problem
 from benchmarks.arena.profiles import PROFILES
 from benchmarks.arena.tasks import TASKS
@@ -73,6 +73,12 @@ def test_a_policy_that_always_gives_one_answer_is_seldom_right(splits: tuple[str
         assert best <= most * len(own), kind.name
 
 
+def test_the_best_rule_of_position_by_hand() -> None:
+    asked = [Problem("", "words", 1, f"sort ascending: {line} =", right.__eq__) for line, right in PAIRS_OF_WORDS]
+    asked += [Problem("", "needle", 1, "Al sees. Bo hears. Who hears?", "Bo".__eq__)]
+    assert best_rules(asked) == {"words": 2 / 3, "needle": 1.0}  # reversed; the last name
+
+
 def test_right_answers_are_accepted_and_others_are_not() -> None:
     for problem in MIXED.problems(REPORT):
         right = solve(problem.kind, problem.key)
@@ -84,6 +90,7 @@ def test_right_answers_are_accepted_and_others_are_not() -> None:
             assert not problem.is_right(text, "math"), (problem.key, text)
 
 
+PAIRS_OF_WORDS = [("b, a", "a, b"), ("d, c", "c, d"), ("e, f", "e, f")]
 ANSWERS = {"math": "so \\boxed{%d}.", "code": "\n```\n%d\n```"}
 FORMS = {"text": str, "conversation": lambda text: [{"role": "assistant", "content": text}]}
 
