@@ -6,7 +6,7 @@ problem up to where its answer belongs. The splits of a kind and level never mee
 
 No answer is right often: a policy that gives every problem of a kind the same answer gets a tenth of them at most. An
 earlier choice of kinds paid such a policy 80% of one kind and a third of two others, and every method found that. But
-rules of position are right as often as trained policies (`best_rules`).
+rules of position are right about as often as trained policies (`best_rules`).
 """
 
 import random

@@ -32,6 +32,8 @@ FIGURE = Path("docs/assets")
 MAIN = (REFERENCE, PLAIN, UNGATED, SWAP)
 """Entrants of the figure, which has no room for all."""
 PAIRS = (
+    (SWAP, "grpo_8_stop_2x"),
+    (SUBJECT, "grpo_8_stop_2x"),
     (SWAP, PLAIN),
     (SWAP_UNGATED, PLAIN),
     (SWAP, SWAP_UNGATED),
