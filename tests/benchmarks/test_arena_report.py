@@ -14,10 +14,10 @@ from benchmarks.arena import report
 from benchmarks.arena.entrants import ENTRANTS, REFERENCE
 from benchmarks.arena.profiles import PROFILES
 from benchmarks.arena.quotes import rewritten
-from benchmarks.arena.records import COMMITTED, CONFIRM, STOPPED, Run, Serving, read
+from benchmarks.arena.records import COMMITTED, CONFIRM, STOPPED, Measurement, Run, read
 from benchmarks.arena.report import off_plan, tables, values
 from benchmarks.arena.schedule import hash_of
-from tests.benchmarks.arena_runs import TASK, line, measured, run, start, tuning_run
+from tests.benchmarks.arena_runs import TASK, line, run, start, tuning_run
 
 
 def records() -> list[Run]:
@@ -81,14 +81,19 @@ def test_two_entrants_are_compared_on_the_seeds_that_both_have() -> None:
 
 
 def test_kinds_come_in_turn_and_are_compared_alone() -> None:
-    right = [8 * (place % 5 == 3) for place in range(1000)]  # all of `words`, nothing else
-    points = [measured(batch, 1000.0, 2.0, **{STOPPED: Serving(right, 8, None, 20.0, 0.9)}) for batch in (12, 24, 48)]
-    runs = [start(), run(), replace(run("duet"), measurements=points)]  # the reference has half of each kind right
+    def all_words(point: Measurement) -> Measurement:
+        one = point.servings[STOPPED]
+        right = [one.samples * (place % 5 == 3) for place in range(1000)]  # and nothing else
+        return replace(point, servings=point.servings | {STOPPED: replace(one, right=right)})
+
+    swap = run("duet")
+    swap = replace(swap, measurements=list(map(all_words, swap.measurements)))
+    runs = [start(), run(), swap]  # the reference has half of each kind right
     found = tables(runs)[f"kinds {TASK}"]
     assert found.headers == ["", "all", "needle", "filter", "sort", "words", "sum", "all but words"]
     assert found.rows == [[f"duet - {REFERENCE}", "-0.300", "-0.500", "-0.500", "-0.500", "+0.500", *["-0.500"] * 2]]
-    quoted = values([start(), run(), run("duet")])
-    assert quoted[f"value {TASK} duet words by seed"] == "60%"
+    quoted = values(runs)
+    assert [quoted[f"value {TASK} duet {kind} by seed"] for kind in ("sort", "words")] == ["0%", "100%"]
 
 
 def test_values_by_hand() -> None:
