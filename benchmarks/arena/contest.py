@@ -121,9 +121,17 @@ class Contest:
 
     def final_by_kind(self, entrant: str, kind: str) -> Estimate:
         """Accuracy at the end of each seed on the problems of a kind, served as on the way."""
-        ends = [run.measurements[-1].servings[self.serving] for run in self.runs[entrant].values()]
-        own = slice(self.kinds.index(kind), None, len(self.kinds))
-        return Estimate(tuple(float(np.mean(end.right[own])) / end.samples for end in ends))
+        return Estimate(tuple(self._end(entrant, seed, kind) for seed in self.runs[entrant]))
+
+    def final_lead_by_kind(self, entrant: str, kind: str) -> Estimate:
+        """The same, minus the reference's, by seed."""
+        return Estimate(
+            tuple(self._end(entrant, seed, kind) - self._end(REFERENCE, seed, kind) for seed in self.seeds(entrant))
+        )
+
+    def _end(self, entrant: str, seed: int, kind: str) -> float:
+        end = self.runs[entrant][seed].measurements[-1].servings[self.serving]
+        return float(np.mean(end.right[self.kinds.index(kind) :: len(self.kinds)])) / end.samples
 
     def final_lead(self, entrant: str, figure: str, serving: str) -> Estimate | None:
         """A figure of `outcome` at the end, minus the reference's, by seed."""

@@ -50,8 +50,8 @@ REFERENCE = "grpo_8_stop"
 """GRPO at full budget with the stop string: the others are compared with it at equal tokens and at equal seconds."""
 _ALL = (
     Entrant(REFERENCE, "GRPO, 8 rollouts, stop string", "grpo"),
-    Entrant("grpo_8_stop_2x", "the same at twice its learning rate", "grpo", factor=2.0),
-    Entrant("grpo_8", "the reference without the stop string", "grpo", stops=False),
+    Entrant("grpo_8_stop_2x", "GRPO, 8 rollouts, stop string, twice the rate", "grpo", factor=2.0),
+    Entrant("grpo_8", "GRPO, 8 rollouts, no stop string", "grpo", stops=False),
     Entrant("grpo_4", "GRPO, 4 rollouts, stop string", "grpo", 0.5),
     Entrant("grpo_4_no_stop", "GRPO, 4 rollouts, no stop string", "grpo", 0.5, stops=False),
     Entrant("grpo_2", "GRPO, 2 rollouts, stop string", "grpo", 0.25),

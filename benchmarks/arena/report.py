@@ -43,7 +43,7 @@ PAIRS = (
 )
 """Entrants that are compared with each other."""
 RULED = "words"
-"""The kind half of whose problems a rule without content gets right."""
+"""The kind of which a rule of position gets half right."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,13 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                         whom = "" if over == REFERENCE else f" over {over}"
                         lead = contest.lead(name, over, cost, share)
                         found[f"value {task} {name} {word} {share:.0%}{whom}"] = signed(lead)
+                        if rest := _rest(contest):
+                            lead = contest.lead(name, over, cost, share, rest)
+                            found[f"value {task} {name} {word} {share:.0%}{whom} but {RULED}"] = signed(lead)
             found[f"value {task} {name} spent seconds"] = _shares(contest.spent(name, SECONDS))
             for kind in contest.kinds:
                 found[f"value {task} {name} {kind} by seed"] = _shares(contest.final_by_kind(name, kind).values)
+                found[f"value {task} {name} {kind} lead"] = signed(contest.final_lead_by_kind(name, kind))
             for serving in contest.start.measurements[0].servings:
                 ended = contest.final(name, "ended", serving).values
                 found[f"value {task} {name} {serving} ended by seed"] = _shares(ended)
@@ -193,9 +197,13 @@ def _pairs(contest: Contest) -> Table:
     return Table(f"{contest.task}: accuracy of the first minus the second's", ["", "seeds", *columns], rows)
 
 
+def _rest(contest: Contest) -> list[str]:
+    return [kind for kind in contest.kinds if kind != RULED]
+
+
 def _kinds(contest: Contest) -> Table:
     """Differences at half of the reference's seconds, by kind of problem."""
-    columns = [None, *([kind] for kind in contest.kinds), [kind for kind in contest.kinds if kind != RULED]]
+    columns = [None, *([kind] for kind in contest.kinds), _rest(contest) or None]
     rows = []
     for own, other in ((SWAP, REFERENCE), (SUBJECT, REFERENCE), *PAIRS):
         if contest.kinds and {own, other} <= contest.runs.keys():

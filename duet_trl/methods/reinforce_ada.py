@@ -86,7 +86,7 @@ class ReinforceAda(FromGRPO):
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Remember the run's extremes."""
-        kept = judgement.in_gradient
+        kept = judgement.in_divisor
         self._metrics = {
             "num_kept": float(kept.sum()),
             "kept_tokens": float(done.replay.length[kept].sum()),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.arena.contest import MARGIN, SECONDS, TOKENS, Contest, contests, pass_at
+from benchmarks.arena.contest import MARGIN, SECONDS, TOKENS, Contest, _crossing, contests, pass_at
 from benchmarks.arena.entrants import REFERENCE
 from benchmarks.arena.records import CONFIRM, REPORT, STOPPED, Serving
 from duet_trl.report.intervals import t_interval
@@ -111,3 +111,9 @@ def test_confirming_runs_begin_at_their_first_measurement() -> None:
         (found,) = contests([start(), replace(run(), stage=stage)], stage).values()
         spent[stage], _ = found.curve(found.runs[REFERENCE][0], TOKENS)
     assert spent[REPORT].tolist() == [0.0, *spent[CONFIRM]] and spent[CONFIRM][0] > 0
+
+
+def test_a_tie_with_the_target_reaches_it_in_spite_of_rounding() -> None:
+    target = 301 / 600 - MARGIN
+    assert 295 / 600 < target  # in exact numbers they are equal
+    assert _crossing(np.array([0.0, 1.0]), np.array([0.4, 295 / 600]), target) == 1.0

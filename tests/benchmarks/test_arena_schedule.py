@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.arena.__main__ import arguments
+from benchmarks.arena.__main__ import arguments, main
 from benchmarks.arena.cell import _limits
 from benchmarks.arena.entrants import ENTRANTS, REFERENCE
 from benchmarks.arena.measuring import Limits
@@ -138,3 +138,10 @@ def test_others_end_when_they_spent_tokens_and_seconds_or_patience_ends() -> Non
     assert {spent: limits.progress(10**6, *spent) for spent in progress} == pytest.approx(progress)
     passed = {(499, 49): 0, (500, 49): 1, (499, 50): 1, (500, 50): 2, (1000, 60): 3, (1000, 100): 4}
     assert {spent: limits.passed(1, *spent) for spent in passed} == passed
+
+
+def test_runs_that_wait_for_the_reference_say_so(monkeypatch, tmp_path) -> None:
+    asked = ["--stages", "report", "--entrants", "grpo_4", "--seeds", "999", "--records", str(tmp_path / "none.jsonl")]
+    monkeypatch.setattr("sys.argv", ["arena", "run", *asked])
+    with pytest.raises(SystemExit, match=f"1 runs were not made. They wait for {REFERENCE}"):
+        main()

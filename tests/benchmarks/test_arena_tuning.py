@@ -37,8 +37,9 @@ def test_the_best_rate_has_both_neighbours_tried(figures, places, best, edge) ->
 
 def test_a_control_takes_a_multiple_of_the_rate_of_the_reference() -> None:
     assert choose([], TASK, "grpo_8_stop_2x") is None and wanted([], TASK, "grpo_8_stop_2x") == []
-    runs = [tuning_run(RATES[place], one, REFERENCE, TASK) for place, one in ((1, 0.2), (2, 0.5), (3, 0.4))]
-    assert choose(runs, TASK, "grpo_8_stop_2x") == 2 * RATES[2]
+    tried = zip(RATES[1:], (0.1, 0.2, 0.3, 0.5, 0.4), strict=True)
+    runs = [tuning_run(rate, one, REFERENCE, TASK) for rate, one in tried]
+    assert choose(runs, TASK, "grpo_8_stop_2x") == 2 * RATES[4] == RATES[5]
     assert not at_the_edge(runs, TASK, "grpo_8_stop_2x")
 
 
