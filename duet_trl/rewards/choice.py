@@ -94,7 +94,7 @@ def normalize_answer(text: str) -> str:
     plain = _LAST_ZEROS.sub(r"\1", _BARE_POINT.sub("0.", _DROPPED.sub("", plain)))
     plain = _INITIALS.sub(lambda match: match[0].replace(".", ""), plain)
     words = _ARTICLES.sub(" ", _PUNCTUATION.sub(" ", plain)).split()
-    return " ".join(words) or plain.strip()
+    return " ".join(words) or _DELIMITER_PARTS.sub("", plain).strip() or text.strip()
 
 
 def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = ()) -> str | None:
@@ -170,10 +170,11 @@ def _without_latex(text: str) -> str:
 
 _FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boxed|mbox)\s?\{([^{}]*)\}")
 _MATH_DELIMITERS = re.compile(r"\\[()\[\]]|\$|\*\*")
+_DELIMITER_PARTS = re.compile(r"[\\$*()\[\]]")  # what is left of them can make another: `*$*`
 _MINUS_SIGNS = str.maketrans("\u2212\u2013\u2014", "---")
 # Apostrophes, and commas between the thousands of a number.
 _DROPPED = re.compile(r"['\u2019]|(?<=\d),(?=\d{3}(?!\d))")
-_BARE_POINT = re.compile(r"(?<!\d)\.(?=\d)")
+_BARE_POINT = re.compile(r"(?<![\d.])\.+(?=\d)|(?<=\.)\.(?=\d)")
 _LAST_ZEROS = re.compile(r"(?<![\d.])(\d+(?:\.\d*[1-9])?)\.?0*(?![\d.])")
 _INITIALS = re.compile(r"(?<!\w)(?:[^\W\d_]\.){2,}")
 _SUBSCRIPT = re.compile(r"_(?:\{(\d+)\}|(\d))")  # as in H_2O

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from duet_trl.gate.markers import extract_answer
@@ -120,6 +120,8 @@ def test_no_text_raises(answer, gold, options):
 
 
 @given(st.text(max_size=60))
+@example("\\$)")
+@example("*$*")
 @settings(max_examples=300)
 def test_normalisation_is_idempotent(text):
     assert normalize_answer(normalize_answer(text)) == normalize_answer(text)
