@@ -116,25 +116,11 @@ class Contest:
         return found
 
     def final(self, entrant: str, figure: str, serving: str) -> Estimate:
-        """A figure of `outcome` at the end of each seed."""
+        """A figure of `outcome`, or accuracy on a kind, at the end of each seed."""
         return Estimate(tuple(self._outcome(entrant, seed, serving)[figure] for seed in self.runs[entrant]))
 
-    def final_by_kind(self, entrant: str, kind: str) -> Estimate:
-        """Accuracy at the end of each seed on the problems of a kind, served as on the way."""
-        return Estimate(tuple(self._end(entrant, seed, kind) for seed in self.runs[entrant]))
-
-    def final_lead_by_kind(self, entrant: str, kind: str) -> Estimate:
-        """The same, minus the reference's, by seed."""
-        return Estimate(
-            tuple(self._end(entrant, seed, kind) - self._end(REFERENCE, seed, kind) for seed in self.seeds(entrant))
-        )
-
-    def _end(self, entrant: str, seed: int, kind: str) -> float:
-        end = self.runs[entrant][seed].measurements[-1].servings[self.serving]
-        return float(np.mean(end.right[self.kinds.index(kind) :: len(self.kinds)])) / end.samples
-
     def final_lead(self, entrant: str, figure: str, serving: str) -> Estimate | None:
-        """A figure of `outcome` at the end, minus the reference's, by seed."""
+        """The same, minus the reference's, by seed."""
         seeds = self.seeds(entrant)
         pairs = [[self._outcome(name, seed, serving)[figure] for name in (entrant, REFERENCE)] for seed in seeds]
         return Estimate(tuple(own - other for own, other in pairs)) if pairs else None
@@ -144,7 +130,11 @@ class Contest:
         return [self._total(entrant, seed, cost) / self._total(REFERENCE, seed, cost) for seed in self.seeds(entrant)]
 
     def _outcome(self, entrant: str, seed: int, serving: str) -> dict[str, float]:
-        return outcome(self.runs[entrant][seed].measurements[-1].servings[serving])
+        end = self.runs[entrant][seed].measurements[-1].servings[serving]
+        turns = (end.right[place :: len(self.kinds)] for place in range(len(self.kinds)))
+        return outcome(end) | {
+            kind: float(np.mean(own)) / end.samples for kind, own in zip(self.kinds, turns, strict=True)
+        }
 
     def _total(self, entrant: str, seed: int, cost: str) -> float:
         return vars(self.runs[entrant][seed].measurements[-1])[cost]

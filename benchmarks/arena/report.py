@@ -120,8 +120,9 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                             found[f"value {task} {name} {word} {share:.0%}{whom} but {RULED}"] = signed(lead)
             found[f"value {task} {name} spent seconds"] = _shares(contest.spent(name, SECONDS))
             for kind in contest.kinds:
-                found[f"value {task} {name} {kind} by seed"] = _shares(contest.final_by_kind(name, kind).values)
-                found[f"value {task} {name} {kind} lead"] = signed(contest.final_lead_by_kind(name, kind))
+                right = contest.final(name, kind, contest.serving).values
+                found[f"value {task} {name} {kind} by seed"] = _shares(right)
+                found[f"value {task} {name} {kind} lead"] = signed(contest.final_lead(name, kind, contest.serving))
             for serving in contest.start.measurements[0].servings:
                 ended = contest.final(name, "ended", serving).values
                 found[f"value {task} {name} {serving} ended by seed"] = _shares(ended)
@@ -219,7 +220,8 @@ def _by_kind(contest: Contest) -> Table:
     if contest.kinds:
         rules = best_rules(TASKS[contest.task].problems(SPLIT))
         found = {"best rule of position": [rules[kind] for kind in contest.kinds]}
-        found |= {name: [contest.final_by_kind(name, kind).mean for kind in contest.kinds] for name in contest.runs}
+        for name in contest.runs:
+            found[name] = [contest.final(name, kind, contest.serving).mean for kind in contest.kinds]
         rows = [[name, *(f"{one:.2f}" for one in (*own, float(np.mean(own))))] for name, own in found.items()]
     return Table(f"{contest.task}: accuracy at the end by kind", ["", *contest.kinds, "all"], rows)
 

@@ -45,6 +45,7 @@ def test_tables_have_everyone_who_ran() -> None:
         assert list(rows(name)) == [REFERENCE, "grpo_2", "duet_stop"]
     assert list(rows("stopped")) == list(rows("free")) == ["start", REFERENCE, "grpo_2", "duet_stop"]
     assert list(rows("confirmed tokens")) == list(rows("confirmed seconds")) == [REFERENCE, "duet_stop"]
+    assert rows("seconds")["grpo_2"]["to its end"] == "never"
     assert list(tables([start()])) == ["start"] and tables([]) == values([]) == {}
 
 
