@@ -23,10 +23,11 @@ from pretrained_models import FOLDER, REMEDY
 from sums import MAX_COMPLETION_LENGTH, held_out_problems, last_answer_reward, rows, train_problems
 from sums_watch import SERVINGS, STOP, Watch
 from tiny_math.cpu import ENVIRONMENT
+from torch import cuda
 from transformers import PrinterCallback
 
 from duet_trl.mistakes import mistakes
-from duet_trl.report.environment import hardware, versions
+from duet_trl.report.environment import hardware, multiplies_bf16, versions
 from duet_trl.report.tables import text_table
 
 MODEL = FOLDER / "smollm2_135m"
@@ -55,8 +56,8 @@ SETTINGS = {
     "max_completion_length": MAX_COMPLETION_LENGTH,
     "learning_rate": 3e-5,  # tuned for neither
     "lr_scheduler_type": "constant",
-    # Engine and precision: weights in float32, multiplied in bfloat16
-    "bf16": True,
+    # Engine and precision: weights in float32, multiplied in bfloat16 where that is faster
+    "bf16": cuda.is_available() or multiplies_bf16(),
     "model_init_kwargs": {"dtype": "float32"},
     "use_vllm": True,
     "vllm_mode": "colocate",
@@ -115,7 +116,6 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def train(key: str, args: argparse.Namespace, path: Path) -> None:
     """Train one arm and write its measurements."""
-    import torch
     from datasets import Dataset
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
@@ -125,7 +125,7 @@ def train(key: str, args: argparse.Namespace, path: Path) -> None:
             "output_dir": scratch,
             "max_steps": 1_000_000,  # its clock ends it
             "seed": args.seed,
-            "use_cpu": not torch.cuda.is_available(),
+            "use_cpu": not cuda.is_available(),
         }
         trainer = DUETGRPOTrainer(
             model=str(MODEL),

@@ -25,6 +25,17 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def multiplies_bf16(info: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor multiplies bfloat16 itself; in software it takes longer than float32.
+
+    Args:
+        info (Path): What Linux tells of the processors. True where it names no features.
+    """
+    lines = info.read_text().splitlines() if info.exists() else []
+    features = {one for line in lines if line.startswith(("flags", "Features")) for one in line.split()}
+    return not features or not features.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
 def versions(*names: str) -> dict[str, str]:
     """Versions of Python and of those of these distributions that are installed."""
     found = {"python": platform.python_version()}

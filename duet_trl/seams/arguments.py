@@ -2,6 +2,7 @@
 """Checks of the trainer's arguments, before a tokenizer or a model is loaded."""
 
 import inspect
+import logging
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from ..config import DUETGRPOConfig
 from ..engines.engine import Engine
 from ..methods import build_method, setting_of
 from ..methods.method import Method
+from ..report.environment import multiplies_bf16
 from .checkpoint import check_json, round_trip
 from .data_checks import check_data, check_evaluation, check_reward_columns
+
+logger = logging.getLogger(__name__)
 
 _DECIDING = ("jobs", "judge", "observe")
 _INHERITED = ("setup", "state_dict", "load_state_dict", "metrics", "embed")
@@ -52,6 +56,11 @@ def check_arguments(
     check_data(data[0], args, needs_prompt=needs_prompt)
     check_evaluation(data[1], needs_prompt=needs_prompt)
     check_rewards(reward_funcs, *data)
+    if args.bf16 and args.device.type == "cpu" and args.process_index == 0 and not multiplies_bf16():
+        logger.warning(
+            "This CPU multiplies bfloat16 in software (it has neither avx512_bf16 nor amx_bf16), which takes longer "
+            "than float32. Set bf16=False."
+        )
     return needs, own_rules
 
 

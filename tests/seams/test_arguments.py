@@ -9,8 +9,10 @@ from trl import GRPOConfig
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.engines.engine import Engine
 from duet_trl.methods.method import Method
+from duet_trl.report.environment import multiplies_bf16
 from duet_trl.rewards import ChoiceVerifier
 from duet_trl.rollouts import Job, Judgement
+from duet_trl.seams.arguments import check_arguments
 from tests.runs import count_fours, duet_trainer, prompts, settings
 
 PICTURE = {"type": "image", "path": "picture.png"}
@@ -44,6 +46,13 @@ def test_what_ends_rollouts_itself_needs_plain_grpo(tmp_path, arguments, name):
 def test_trls_own_configuration_is_refused(tmp_path):
     with pytest.raises(TypeError, match="args must be a DUETGRPOConfig, got GRPOConfig. It takes all"):
         build(tmp_path, args=GRPOConfig(**settings(tmp_path)))
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_bf16_in_software_is_warned_of(tmp_path, caplog, bf16):
+    args = DUETGRPOConfig(**settings(tmp_path, bf16=bf16, use_cpu=True))
+    check_arguments(args, None, None, count_fours, (prompts(), None), {})
+    assert caplog.text.count("Set bf16=False") == (bf16 and not multiplies_bf16())
 
 
 @pytest.mark.parametrize(
