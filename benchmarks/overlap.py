@@ -37,7 +37,7 @@ SMOLLM2 = ROOT / "outputs" / "models" / "smollm2_135m"
 TWO_WAYS = ROOT / "recipes" / "tiny_two_ways" / "checkpoint"
 PHASES = ("plan", "generate", "score", "update")
 ALONE = "alone"
-"""Arm without a server: vLLM in the process, both cores, bfloat16 for SmolLM2 as users train."""
+"""Arm without a server: vLLM in the process, both cores, bfloat16 for SmolLM2."""
 ARMS = {
     "overlap": ("overlap, a core each", True, 1),
     "in_turn": ("in turn, a core each", False, 1),

@@ -103,11 +103,14 @@ def _device() -> Finding:
     """Where training would run."""
     import torch
 
+    from .report.environment import multiplies_bf16
+
     if not torch.cuda.is_available():
         what = f"PyTorch {torch.__version__} sees no GPU; {len(os.sched_getaffinity(0))} cores"
-        return NOTE, what, "train with use_cpu=True, bf16=False, or install PyTorch for CUDA"
+        precision = "" if multiplies_bf16() else ", bf16=False"
+        return NOTE, what, f"train with use_cpu=True{precision}, or install PyTorch for CUDA"
     what = f"{torch.cuda.device_count()} of {torch.cuda.get_device_name()}"
-    if not torch.cuda.is_bf16_supported():
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
         return NOTE, f"{what}, without bf16", "train with bf16=False, fp16=True"
     return OK, what, ""
 
@@ -156,7 +159,10 @@ def train(engine: str, policy: str, folder: str) -> None:
         "vllm_gpu_memory_utilization": 0.1,
         "vllm_max_model_length": 128,
     }
-    device: dict[str, Any] = {"use_cpu": not cuda, "bf16": cuda and torch.cuda.is_bf16_supported()}
+    device: dict[str, Any] = {
+        "use_cpu": not cuda,
+        "bf16": cuda and torch.cuda.is_bf16_supported(including_emulation=False),
+    }
     quiet: dict[str, Any] = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     size: dict[str, Any] = {"max_steps": 2, "per_device_train_batch_size": 32}
     config = DUETGRPOConfig(output_dir=folder, **size, **lengths, **vllm, **device, **quiet)

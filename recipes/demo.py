@@ -23,7 +23,6 @@ from pretrained_models import FOLDER, REMEDY
 from sums import MAX_COMPLETION_LENGTH, held_out_problems, last_answer_reward, rows, train_problems
 from sums_watch import SERVINGS, STOP, Watch
 from tiny_math.cpu import ENVIRONMENT
-from torch import cuda
 from transformers import PrinterCallback
 
 from duet_trl.mistakes import mistakes
@@ -56,8 +55,7 @@ SETTINGS = {
     "max_completion_length": MAX_COMPLETION_LENGTH,
     "learning_rate": 3e-5,  # tuned for neither
     "lr_scheduler_type": "constant",
-    # Engine and precision: weights in float32, multiplied in bfloat16 where that is faster
-    "bf16": cuda.is_available() or multiplies_bf16(),
+    # Engine
     "model_init_kwargs": {"dtype": "float32"},
     "use_vllm": True,
     "vllm_mode": "colocate",
@@ -94,9 +92,21 @@ def main() -> None:
             sys.exit(f"error: the run {key} failed; its message is above.")
         runs[key] = json.loads(path.read_text())
     draw(runs).savefig(args.output_dir / "demo.svg", metadata={"Date": None})
-    about = {"seed": args.seed, "settings": SETTINGS, "hardware": hardware(), "versions": versions(*PACKAGES)}
+    about = {
+        "seed": args.seed,
+        "settings": SETTINGS | {"bf16": bf16()},
+        "hardware": hardware(),
+        "versions": versions(*PACKAGES),
+    }
     (args.output_dir / "demo.json").write_text(json.dumps({"runs": runs} | about, indent=2) + "\n")
     print(f"\nfigure: {args.output_dir / 'demo.svg'}\n\n{table(runs)}\n\n{sentence(runs, args.seed)}")
+
+
+def bf16() -> bool:
+    """Whether weights in float32 are multiplied in bfloat16: where that is faster."""
+    from torch import cuda
+
+    return cuda.is_bf16_supported(including_emulation=False) if cuda.is_available() else multiplies_bf16()
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -116,6 +126,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def train(key: str, args: argparse.Namespace, path: Path) -> None:
     """Train one arm and write its measurements."""
+    import torch
     from datasets import Dataset
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
@@ -125,7 +136,8 @@ def train(key: str, args: argparse.Namespace, path: Path) -> None:
             "output_dir": scratch,
             "max_steps": 1_000_000,  # its clock ends it
             "seed": args.seed,
-            "use_cpu": not cuda.is_available(),
+            "use_cpu": not torch.cuda.is_available(),
+            "bf16": bf16(),
         }
         trainer = DUETGRPOTrainer(
             model=str(MODEL),

@@ -11,10 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from duet_trl.report.environment import CPUINFO, multiplies_bf16
+
 from .entrants import ENTRANTS, REFERENCE
 from .profiles import PROFILES
 from .records import COMMITTED, CONFIRM, REPORT, STAGES, read
-from .schedule import PLAN, Asked, Plan, frozen, hash_of, hours
+from .schedule import PLAN, Asked, Plan, frozen, hash_of, hours, ready
 from .tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +86,8 @@ def main() -> None:
             sys.exit(problem)
         if args.profile != "full":
             plan = frozen(runs, args.asked)
+        elif ready(args.asked, runs, plan) and (problem := too_slow(args.asked)):
+            sys.exit(problem)
         if run_all(args.asked, runs, plan, args.profile, args.records, args.minutes):
             sys.exit(1)
         left, _ = hours(args.asked, runs)
@@ -106,6 +110,17 @@ def main() -> None:
         problems = report(runs, ROOT, write=args.write)
         if args.check and problems:
             sys.exit("\n".join(problems))
+
+
+def too_slow(asked: Asked, cpuinfo: Path = CPUINFO) -> str | None:
+    """Why seconds of this CPU could not be compared with the records'."""
+    tasks = [task for task in asked.tasks if TASKS[task].fields["bf16"]]
+    if not tasks or multiplies_bf16(cpuinfo):
+        return None
+    return (
+        f"{', '.join(tasks)} train in bfloat16, for which this CPU has no instructions: its seconds could not be "
+        "compared with the others. Use a CPU with avx512_bf16 or amx_bf16. --profile smoke runs here too."
+    )
 
 
 def _unfit(plan: Plan, asked: Asked) -> str | None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+CPUINFO = Path("/proc/cpuinfo")
+
 
 def hardware() -> dict[str, Any]:
     """Processor, cores this process may use, OpenMP threads, memory in GiB and graphics card."""
-    memory, info = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "machine": platform.machine(),
@@ -25,13 +27,13 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def multiplies_bf16(info: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor multiplies bfloat16 itself; in software it takes longer than float32.
+def multiplies_bf16(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether the processor has instructions for bfloat16, or tells of none at all; in software float32 is faster.
 
     Args:
-        info (Path): What Linux tells of the processors. True where it names no features.
+        cpuinfo (Path): What Linux tells of it.
     """
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     features = {one for line in lines if line.startswith(("flags", "Features")) for one in line.split()}
     return not features or not features.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
 

@@ -3,6 +3,7 @@
 
 import inspect
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ..config import DUETGRPOConfig
 from ..engines.engine import Engine
 from ..methods import build_method, setting_of
 from ..methods.method import Method
-from ..report.environment import multiplies_bf16
+from ..report.environment import CPUINFO, multiplies_bf16
 from .checkpoint import check_json, round_trip
 from .data_checks import check_data, check_evaluation, check_reward_columns
 
@@ -56,12 +57,18 @@ def check_arguments(
     check_data(data[0], args, needs_prompt=needs_prompt)
     check_evaluation(data[1], needs_prompt=needs_prompt)
     check_rewards(reward_funcs, *data)
-    if args.bf16 and args.device.type == "cpu" and args.process_index == 0 and not multiplies_bf16():
-        logger.warning(
-            "This CPU multiplies bfloat16 in software (it has neither avx512_bf16 nor amx_bf16), which takes longer "
-            "than float32. Set bf16=False."
-        )
+    warn_of_slow_precision(args)
     return needs, own_rules
+
+
+def warn_of_slow_precision(args: DUETGRPOConfig, cpuinfo: Path = CPUINFO) -> None:
+    """Warn if a CPU trains in bfloat16 that has no instructions for it."""
+    used = args.mixed_precision == "bf16" and args.device.type == "cpu" and args.process_index == 0
+    if used and not multiplies_bf16(cpuinfo):
+        logger.warning(
+            "This CPU multiplies bfloat16 in software, where float32 is faster. Set bf16=False, and no "
+            "mixed_precision for accelerate."
+        )
 
 
 def check_method(method: Method | None, args: DUETGRPOConfig) -> Method:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.arena.__main__ import arguments, main
+from benchmarks.arena.__main__ import arguments, main, too_slow
 from benchmarks.arena.cell import _limits
 from benchmarks.arena.entrants import ENTRANTS, REFERENCE
 from benchmarks.arena.measuring import Limits
@@ -35,6 +35,14 @@ def played(asked: Asked, plan: Plan, runs: list[Run] | None = None) -> list[Run]
                 runs.append(made(*cell.key, points, plan=cell.plan))
             assert runs[-1].key == cell.key
     return runs
+
+
+def test_tasks_in_bf16_need_a_cpu_with_instructions_for_it(tmp_path) -> None:
+    cpuinfo, in_float32 = tmp_path / "cpuinfo", replace(ASKED, tasks=("two_ways",))
+    for flags, expected in (("avx512f", True), ("avx512f avx512_bf16", False)):
+        cpuinfo.write_text(f"flags : {flags}\n")
+        assert (f"{TASK} train in bfloat16" in (too_slow(ASKED, cpuinfo) or "")) is expected
+        assert too_slow(in_float32, cpuinfo) is None
 
 
 def test_others_are_tuned_over_what_the_reference_spent_there() -> None:

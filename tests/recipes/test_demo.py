@@ -156,7 +156,7 @@ def test_the_page_of_results_shows_the_committed_run():
     assert demo.sentence(record["runs"], record["seed"]) in page
     for row in demo.rows_of(record["runs"])[1:]:
         assert f"| {' | '.join(row)} |" in page
-    assert record["settings"] == demo.SETTINGS
+    assert record["settings"] == demo.SETTINGS | {"bf16": True}
     assert {name: run["settings"] for name, run in record["runs"].items()} == {
         name: arm.settings for name, arm in demo.ARMS.items()
     }

@@ -9,10 +9,9 @@ from trl import GRPOConfig
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.engines.engine import Engine
 from duet_trl.methods.method import Method
-from duet_trl.report.environment import multiplies_bf16
 from duet_trl.rewards import ChoiceVerifier
 from duet_trl.rollouts import Job, Judgement
-from duet_trl.seams.arguments import check_arguments
+from duet_trl.seams.arguments import warn_of_slow_precision
 from tests.runs import count_fours, duet_trainer, prompts, settings
 
 PICTURE = {"type": "image", "path": "picture.png"}
@@ -48,11 +47,22 @@ def test_trls_own_configuration_is_refused(tmp_path):
         build(tmp_path, args=GRPOConfig(**settings(tmp_path)))
 
 
-@pytest.mark.parametrize("bf16", [True, False])
-def test_bf16_in_software_is_warned_of(tmp_path, caplog, bf16):
+@pytest.mark.parametrize(
+    ("flags", "bf16", "launched", "warned"),
+    [
+        ("avx512f", True, "no", True),
+        ("avx512f", False, "bf16", True),
+        ("avx512f", False, "no", False),
+        ("avx512f avx512_bf16", True, "no", False),
+    ],
+)
+def test_bf16_in_software_is_warned_of(tmp_path, caplog, monkeypatch, flags, bf16, launched, warned):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
     args = DUETGRPOConfig(**settings(tmp_path, bf16=bf16, use_cpu=True))
-    check_arguments(args, None, None, count_fours, (prompts(), None), {})
-    assert caplog.text.count("Set bf16=False") == (bf16 and not multiplies_bf16())
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"flags\t\t: fpu {flags}\n")
+    warn_of_slow_precision(args, cpuinfo)
+    assert caplog.text.count("Set bf16=False") == warned
 
 
 @pytest.mark.parametrize(
