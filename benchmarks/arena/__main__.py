@@ -115,7 +115,7 @@ def main() -> None:
 def too_slow(asked: Asked, cpuinfo: Path = CPUINFO) -> str | None:
     """Why seconds of this CPU could not be compared with the records'."""
     tasks = [task for task in asked.tasks if TASKS[task].fields["bf16"]]
-    if not tasks or multiplies_bf16(cpuinfo):
+    if not tasks or multiplies_bf16(False, cpuinfo):
         return None
     return (
         f"{', '.join(tasks)} train in bfloat16, for which this CPU has no instructions: its seconds could not be "

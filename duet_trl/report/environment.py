@@ -15,8 +15,7 @@ CPUINFO = Path("/proc/cpuinfo")
 def hardware() -> dict[str, Any]:
     """Processor, cores this process may use, OpenMP threads, memory in GiB and graphics card."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    models = _told(CPUINFO, "model name")
     return {
         "machine": platform.machine(),
         "processor": models[0] if models else platform.processor(),
@@ -27,15 +26,23 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def multiplies_bf16(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether the processor has instructions for bfloat16, or tells of none at all; in software float32 is faster.
+def multiplies_bf16(gpu: bool, cpuinfo: Path = CPUINFO) -> bool:
+    """Whether a device has instructions for bfloat16, or is a processor that tells nothing; else float32 is faster.
 
     Args:
-        cpuinfo (Path): What Linux tells of it.
+        gpu (bool): Whether the graphics card is meant, which must be there; else the processor.
+        cpuinfo (Path): What Linux tells of processors.
     """
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    features = {one for line in lines if line.startswith(("flags", "Features")) for one in line.split()}
+    if gpu:
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    features = {one for told in _told(cpuinfo, "flags", "Features") for one in told.split()}
     return not features or not features.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _told(cpuinfo: Path, *fields: str) -> list[str]:
+    """Values of fields, processor by processor."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(fields)]
 
 
 def versions(*names: str) -> dict[str, str]:

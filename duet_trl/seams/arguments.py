@@ -64,7 +64,7 @@ def check_arguments(
 def warn_of_slow_precision(args: DUETGRPOConfig, cpuinfo: Path = CPUINFO) -> None:
     """Warn if a CPU trains in bfloat16 that has no instructions for it."""
     used = args.mixed_precision == "bf16" and args.device.type == "cpu" and args.process_index == 0
-    if used and not multiplies_bf16(cpuinfo):
+    if used and not multiplies_bf16(False, cpuinfo):
         logger.warning(
             "This CPU multiplies bfloat16 in software, where float32 is faster. Set bf16=False, and no "
             "mixed_precision for accelerate."

@@ -19,6 +19,6 @@ from duet_trl.report.environment import multiplies_bf16
 )
 def test_bf16_is_multiplied_by_processors_that_say_so_or_say_nothing(tmp_path, told: str, expected: bool) -> None:
     cpuinfo = tmp_path / "cpuinfo"
-    assert multiplies_bf16(cpuinfo)  # there is none
+    assert multiplies_bf16(False, cpuinfo)  # there is none
     cpuinfo.write_text(f"processor\t: 0\n{told}\nbugs\t\t: bf16\n\nprocessor\t: 1\n{told}\n")
-    assert multiplies_bf16(cpuinfo) is expected
+    assert multiplies_bf16(False, cpuinfo) is expected
