@@ -11,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from duet_trl.report.environment import CPUINFO, multiplies_bf16
+from duet_trl.report.environment import hardware
 
 from .entrants import ENTRANTS, REFERENCE
 from .profiles import PROFILES
-from .records import COMMITTED, CONFIRM, REPORT, STAGES, read
+from .records import COMMITTED, CONFIRM, REPORT, STAGES, Run, read
 from .schedule import PLAN, Asked, Plan, frozen, hash_of, hours, ready
 from .tasks import TASKS
 
@@ -86,7 +86,7 @@ def main() -> None:
             sys.exit(problem)
         if args.profile != "full":
             plan = frozen(runs, args.asked)
-        elif ready(args.asked, runs, plan) and (problem := too_slow(args.asked)):
+        if ready(args.asked, runs, plan) and (problem := _elsewhere(args.asked, runs, args.records)):
             sys.exit(problem)
         if run_all(args.asked, runs, plan, args.profile, args.records, args.minutes):
             sys.exit(1)
@@ -112,15 +112,19 @@ def main() -> None:
             sys.exit("\n".join(problems))
 
 
-def too_slow(asked: Asked, cpuinfo: Path = CPUINFO) -> str | None:
-    """Why seconds of this CPU could not be compared with the records'."""
-    tasks = [task for task in asked.tasks if TASKS[task].fields["bf16"]]
-    if not tasks or multiplies_bf16(False, cpuinfo):
-        return None
-    return (
-        f"{', '.join(tasks)} train in bfloat16, for which this CPU has no instructions: its seconds could not be "
-        "compared with the others. Use a CPU with avx512_bf16 or amx_bf16. --profile smoke runs here too."
-    )
+def _elsewhere(asked: Asked, runs: list[Run], records: Path) -> str | None:
+    """Why runs of this machine do not fit to those of the records."""
+    own = hardware()
+    for run in runs:
+        if run.task in asked.tasks:
+            other = run.environment["hardware"]
+            if any(own[what] != other[what] for what in ("processor", "cores")):
+                return (
+                    f"{records} has runs of {run.task} on {other['processor']}, {other['cores']} cores. This is "
+                    f"{own['processor']}, {own['cores']} cores: seconds could not be compared. Give another file as "
+                    "--records, with runs of the reference by this machine."
+                )
+    return None
 
 
 def _unfit(plan: Plan, asked: Asked) -> str | None:

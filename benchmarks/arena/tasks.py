@@ -53,12 +53,16 @@ class Task:
     kinds: tuple[Kind, ...] = ()
 
 
-def pretrained(name: str, model: str, lowest: float, length: float = 1.0, kinds: tuple[Kind, ...] = KINDS) -> Task:
-    """A task for a model of `recipes/pretrained_models.py`, whose rates begin at `lowest` and double."""
-    # The weights are in float32 and multiplied in bfloat16.
+def pretrained(
+    name: str, model: str, lowest: float, length: float = 1.0, kinds: tuple[Kind, ...] = KINDS, bf16: bool = True
+) -> Task:
+    """A task for a model of `recipes/pretrained_models.py`, whose rates begin at `lowest` and double.
+
+    Its weights are in float32, and multiplied in bfloat16 with `bf16`.
+    """
     fields = {
         "model_init_kwargs": {"dtype": "float32"},
-        "bf16": True,
+        "bf16": bf16,
         "vllm_max_model_length": 256,
         "per_device_train_batch_size": 64,
     }

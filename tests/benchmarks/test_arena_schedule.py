@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.arena.__main__ import arguments, main, too_slow
+from benchmarks.arena.__main__ import arguments, main
 from benchmarks.arena.cell import _limits
 from benchmarks.arena.entrants import ENTRANTS, REFERENCE
 from benchmarks.arena.measuring import Limits
 from benchmarks.arena.profiles import PROFILES, TUNING_SEED
-from benchmarks.arena.records import CONFIRM, REPORT, START, STOPPED, TUNE, Run
+from benchmarks.arena.records import CONFIRM, REPORT, START, STOPPED, TUNE, Run, append
 from benchmarks.arena.schedule import GUESS, Asked, Cell, Plan, frozen, hash_of, hours, ready
 from benchmarks.arena.tasks import TASKS
+from duet_trl.report.environment import hardware
 from tests.benchmarks.arena_runs import TASK, made, measured, run, serving, start, tuning_run
 
 FULL = PROFILES["full"]
@@ -35,14 +36,6 @@ def played(asked: Asked, plan: Plan, runs: list[Run] | None = None) -> list[Run]
                 runs.append(made(*cell.key, points, plan=cell.plan))
             assert runs[-1].key == cell.key
     return runs
-
-
-def test_tasks_in_bf16_need_a_cpu_with_instructions_for_it(tmp_path) -> None:
-    cpuinfo, in_float32 = tmp_path / "cpuinfo", replace(ASKED, tasks=("two_ways",))
-    for flags, expected in (("avx512f", True), ("avx512f avx512_bf16", False)):
-        cpuinfo.write_text(f"flags : {flags}\n")
-        assert (f"{TASK} train in bfloat16" in (too_slow(ASKED, cpuinfo) or "")) is expected
-        assert too_slow(in_float32, cpuinfo) is None
 
 
 def test_others_are_tuned_over_what_the_reference_spent_there() -> None:
@@ -153,3 +146,21 @@ def test_runs_that_wait_for_the_reference_say_so(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("sys.argv", ["arena", "run", *asked])
     with pytest.raises(SystemExit, match=f"1 runs were not made. They wait for {REFERENCE}"):
         main()
+
+
+@pytest.mark.parametrize(
+    ("task", "what", "fits"),
+    [(TASK, {}, True), (TASK, {"processor": "8086"}, False), ("two_ways", {"cores": 999}, True)],
+)
+def test_runs_of_another_machine_get_no_company(monkeypatch, tmp_path, task: str, what: dict, fits: bool) -> None:
+    records, made_here = tmp_path / "runs.jsonl", []
+    append(records, replace(start(task), environment={"hardware": hardware() | what}))
+    monkeypatch.setattr(
+        "sys.argv",
+        ["arena", "run", "--stages", "report", "--entrants", REFERENCE, "--seeds", "0", "--records", str(records)],
+    )
+    monkeypatch.setattr("benchmarks.arena.running.run_cell", lambda cell, profile: made_here.append(cell))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert ("Give another file as --records" not in str(end.value)) is fits
+    assert len(made_here) == fits
