@@ -94,7 +94,7 @@ def tables(runs: Sequence[Run]) -> dict[str, Table]:
         found[f"batch {task}"] = _batch(contest)
         found[f"rollouts {task}"] = _rollouts(contest)
         pairs = zip(TARGETS, verdicts(contest), strict=True)
-        rows = [[one.claim, f"{'met' if own.met else 'not met'}: {own.text}"] for one, own in pairs]
+        rows = [[one.claim, str(own)] for one, own in pairs]
         found[f"targets {task}"] = Table(f"{task}: targets", ["target", "verdict"], rows)
     for task, contest in contests(runs, CONFIRM).items():
         found |= {f"confirmed {word} {task}": _leads(contest, cost) for cost, word in WORDS.items()}
@@ -199,18 +199,20 @@ def _pairs(contest: Contest) -> Table:
 
 
 def _rest(contest: Contest) -> list[str]:
-    return [kind for kind in contest.kinds if kind != RULED]
+    """Kinds but `RULED`; none where it is not one of them."""
+    return [kind for kind in contest.kinds if kind != RULED] if RULED in contest.kinds else []
 
 
 def _kinds(contest: Contest) -> Table:
     """Differences at half of the reference's seconds, by kind of problem."""
-    columns = [None, *([kind] for kind in contest.kinds), _rest(contest) or None]
+    rest = _rest(contest)
+    columns = [None, *([kind] for kind in contest.kinds), *([rest] if rest else [])]
     rows = []
     for own, other in ((SWAP, REFERENCE), (SUBJECT, REFERENCE), *PAIRS):
         if contest.kinds and {own, other} <= contest.runs.keys():
             leads = [contest.lead(own, other, SECONDS, 0.5, kinds) for kinds in columns]
             rows.append([f"{own} - {other}", *map(_cell, leads)])
-    headers = ["", "all", *contest.kinds, f"all but {RULED}"]
+    headers = ["", "all", *contest.kinds, *([f"all but {RULED}"] if rest else [])]
     return Table(f"{contest.task}: accuracy of the first minus the second's, half of the seconds", headers, rows)
 
 

@@ -26,10 +26,13 @@ HALF = 0.5
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a target on a task: whether it is met, and by which figures."""
+    """Of a target on a task: whether it is met (None: nobody ran what it is about), and by which figures."""
 
-    met: bool
+    met: bool | None
     text: str
+
+    def __str__(self) -> str:
+        return {True: "met: ", False: "not met: ", None: ""}[self.met] + self.text
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def is_above(estimate: Estimate | None, bound: float) -> bool:
 def _reaches(cost: str, share: float) -> Target:
     def judge(contest: Contest) -> Verdict:
         if SUBJECT not in contest.runs:
-            return Verdict(False, "not run")
+            return Verdict(None, "not run")
         found = contest.reached(SUBJECT, cost)
         met = bool(found) and all(one is not None and one <= share for one in found)
         return Verdict(met, "; ".join("never" if one is None else f"{one:.0%}" for one in found))
@@ -69,7 +72,9 @@ def _reaches(cost: str, share: float) -> Target:
 
 def _not_worse(figure: str, name: str) -> Target:
     def judge(contest: Contest) -> Verdict:
-        lead = contest.final_lead(SUBJECT, figure, contest.serving) if SUBJECT in contest.runs else None
+        if SUBJECT not in contest.runs:
+            return Verdict(None, "not run")
+        lead = contest.final_lead(SUBJECT, figure, contest.serving)
         return Verdict(is_above(lead, -NOT_INFERIOR), signed(lead))
 
     return Target(f"{name} at the end not {NOT_INFERIOR} below {REFERENCE}'s", judge)
@@ -78,7 +83,7 @@ def _not_worse(figure: str, name: str) -> Target:
 def _ahead(cost: str, other: str, own: str = SUBJECT) -> Target:
     def judge(contest: Contest) -> Verdict:
         if not {own, other} <= contest.runs.keys():
-            return Verdict(False, "not run")
+            return Verdict(None, "not run")
         lead = contest.lead(own, other, cost, HALF)
         return Verdict(is_above(lead, 0), f"{signed(lead)} over {other}")
 
