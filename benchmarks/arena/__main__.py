@@ -2,7 +2,7 @@
 """Every method on pre-trained models, tuned, at equal tokens and at equal seconds of GRPO with a stop string.
 
 Each run is a separate process with all cores, and a line of a committed file when it has finished: an arena that is
-interrupted resumes, on any machine.
+interrupted resumes, on any machine with the same processor.
 """
 
 import argparse
@@ -14,12 +14,14 @@ from pathlib import Path
 from duet_trl.report.environment import hardware
 
 from .entrants import ENTRANTS, REFERENCE
+from .mixed import POOL
 from .profiles import PROFILES
 from .records import COMMITTED, CONFIRM, REPORT, STAGES, Run, read
 from .schedule import PLAN, Asked, Plan, frozen, hash_of, hours, ready
 from .tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "outputs" / "bench" / "arena" / "smoke.jsonl"
 
 
 def arguments() -> argparse.Namespace:
@@ -32,7 +34,7 @@ def arguments() -> argparse.Namespace:
     freeze = commands.add_parser("freeze", help="write plan.json from the tuning runs")
     report = commands.add_parser("report", help="tables and figures from records")
     for one in (run, freeze, report):
-        one.add_argument("--records", type=Path, default=COMMITTED)
+        one.add_argument("--records", type=Path, help="by default the committed ones; smoke runs have their own")
     for one in (run, freeze):
         one.add_argument("--profile", choices=PROFILES, default="full")
         one.add_argument("--tasks", default="mixed_135m", help=f"separated by commas, of {', '.join(TASKS)}")
@@ -45,6 +47,7 @@ def arguments() -> argparse.Namespace:
     report.add_argument("--write", action="store_true", help="write tables, values and figures into the documents")
     report.add_argument("--check", action="store_true", help="exit with an error if a document quotes another value")
     args = parser.parse_args()
+    args.records = args.records or (SMOKE if getattr(args, "profile", "full") == "smoke" else COMMITTED)
     if args.command != "report":
         known = {"tasks": TASKS, "entrants": ENTRANTS, "stages": STAGES}
         chosen = {name: tuple(getattr(args, name).split(",")) for name in known if hasattr(args, name)}
@@ -76,18 +79,17 @@ def main() -> None:
 
         count, time = hours(args.asked, runs)
         print(f"{count} runs to make, about {time:.1f} hours; records in {args.records}", flush=True)
-        if args.plan:
-            return
-        if (
-            args.profile == "full"
-            and {REPORT, CONFIRM} & set(args.asked.stages)
-            and (problem := _unfit(plan, args.asked))
-        ):
-            sys.exit(problem)
+        problem = None
         if args.profile != "full":
             plan = frozen(runs, args.asked)
-        if ready(args.asked, runs, plan) and (problem := _elsewhere(args.asked, runs, args.records)):
+        elif {REPORT, CONFIRM} & set(args.asked.stages):
+            problem = _unfit(plan, args.asked)
+        if problem is None and ready(args.asked, runs, plan):
+            problem = _elsewhere(args.asked, runs, args.records) or _without_problems(args.asked)
+        if problem:
             sys.exit(problem)
+        if args.plan:
+            return
         if run_all(args.asked, runs, plan, args.profile, args.records, args.minutes):
             sys.exit(1)
         left, _ = hours(args.asked, runs)
@@ -117,13 +119,23 @@ def _elsewhere(asked: Asked, runs: list[Run], records: Path) -> str | None:
     own = hardware()
     for run in runs:
         if run.task in asked.tasks:
-            other = run.environment["hardware"]
-            if any(own[what] != other[what] for what in ("processor", "cores")):
+            other = {"bf16": True} | run.environment["hardware"]  # records from before this field had it
+            if differs := [what for what in ("processor", "bf16", "cores") if own[what] != other[what]]:
+                said = ", ".join(f"{what} {other[what]}, here {own[what]}" for what in differs)
                 return (
-                    f"{records} has runs of {run.task} on {other['processor']}, {other['cores']} cores. This is "
-                    f"{own['processor']}, {own['cores']} cores: seconds could not be compared. Give another file as "
-                    "--records, with runs of the reference by this machine."
+                    f"{records} has runs of {run.task} on another machine ({said}): seconds could not be compared. "
+                    "Give each command another file as --records, with runs of the reference by this machine."
                 )
+    return None
+
+
+def _without_problems(asked: Asked) -> str | None:
+    """Why a task's problems cannot be made."""
+    for task in asked.tasks:
+        try:
+            TASKS[task].problems(POOL)
+        except ValueError as error:
+            return f"{task}: {error}"
     return None
 
 

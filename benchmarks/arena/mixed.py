@@ -13,6 +13,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -38,7 +39,7 @@ class Kind:
         levels (tuple[Mapping[str, Any], ...]): Its settings, from easy to hard.
         write (Callable[[Mapping[str, Any]], str]): The line of an entry, up to where its answer belongs.
         examples (int): Worked ones in the prompt.
-        listed (bool): Whether the answer is a list, which generator and scorer write in Python's form.
+        listed (bool): Whether the answer is a list of numbers, which generator and scorer write in Python's form.
     """
 
     name: str
@@ -146,6 +147,9 @@ def _parts(problem: Problem) -> list[str]:
 @cache
 def problems(split: str, kinds: tuple[Kind, ...] = KINDS) -> tuple[Problem, ...]:
     """All problems of a split, kinds and levels in turn. Every kind has as many levels."""
+    if len({len(kind.levels) for kind in kinds}) > 1:
+        counts = ", ".join(f"{kind.name} {len(kind.levels)}" for kind in kinds)
+        raise ValueError(f"every kind needs as many levels as the others: {counts}")
     names = list(SIZES)
     first = sum(SIZES[name] for name in names[: names.index(split)])
     cells = [cell[first : first + SIZES[split]] for row in zip(*map(_levels, kinds), strict=True) for cell in row]
@@ -165,11 +169,18 @@ def _levels(kind: Kind) -> list[list[Problem]]:
         for entry in generator:
             line, answer = kind.write(entry), kind.answer(entry)
             if answer and line not in taken and answers[answer] < SAME and len(entries) < needed:
+                if not _accepts(kind, generator, entry, answer):
+                    raise ValueError(
+                        f"{kind.name}, level {level}: its scorer refuses {answer!r}, its own answer to {line!r}"
+                    )
                 answers[answer] += 1
                 taken.add(line)
                 entries[line] = entry
         if len(entries) < needed:
-            raise ValueError(f"{kind.name} {level}: only {len(entries)} problems. Widen its range.")
+            raise ValueError(
+                f"{kind.name}, level {level}: {len(entries)} different problems of {needed}, if at most {SAME} have "
+                "the same answer. Widen its settings, or choose a generator with more answers."
+            )
         lines = list(entries)
         random.Random(level).shuffle(lines)  # the last ones have the rarer answers
         worked = "".join(f"{line} \\boxed{{{kind.answer(entries[line])}}}\n" for line in lines[: kind.examples])
@@ -183,4 +194,6 @@ def _levels(kind: Kind) -> list[list[Problem]]:
 
 
 def _accepts(kind: Kind, generator: Any, entry: Mapping[str, Any], answer: str) -> bool:
-    return generator.score_answer(str(answer.split(", ")) if kind.listed else answer, entry) >= 1
+    with suppress(Exception):  # some scorers raise what they like at an answer that is none
+        return generator.score_answer(str(answer.split(", ")) if kind.listed else answer, entry) >= 1
+    return False

@@ -2,7 +2,7 @@
 """The record of a run: what it was, what it cost, and which problems it had right at each measurement.
 
 `benchmarks/results/arena.jsonl` grows by a line with each finished run and is committed: an arena that is interrupted
-resumes anywhere, and anybody can recompute every figure.
+resumes on any machine with the same processor, and anybody can recompute every figure.
 """
 
 import json

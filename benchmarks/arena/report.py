@@ -107,6 +107,7 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
     """What documents quote inside a sentence, by name: `value <task> ...`."""
     found = {}
     for task, contest in contests(runs).items():
+        rest = _rest(contest)
         for name in contest.runs:
             found[f"value {task} {name} seeds"] = str(len(contest.runs[name]))
             for cost, word in WORDS.items():
@@ -115,7 +116,7 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                         whom = "" if over == REFERENCE else f" over {over}"
                         lead = contest.lead(name, over, cost, share)
                         found[f"value {task} {name} {word} {share:.0%}{whom}"] = signed(lead)
-                        if rest := _rest(contest):
+                        if rest:
                             lead = contest.lead(name, over, cost, share, rest)
                             found[f"value {task} {name} {word} {share:.0%}{whom} but {RULED}"] = signed(lead)
             found[f"value {task} {name} spent seconds"] = _shares(contest.spent(name, SECONDS))

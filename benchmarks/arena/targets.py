@@ -37,10 +37,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Target:
-    """Something to reach: a claim, as tables have it, and who judges it."""
+    """Something to reach: a claim, as tables have it, who judges it, and the entrants that it is about."""
 
     claim: str
     judge: Callable[[Contest], Verdict]
+    entrants: frozenset[str] = frozenset({SUBJECT})
 
 
 def signed(estimate: Estimate | None) -> str:
@@ -59,8 +60,6 @@ def is_above(estimate: Estimate | None, bound: float) -> bool:
 
 def _reaches(cost: str, share: float) -> Target:
     def judge(contest: Contest) -> Verdict:
-        if SUBJECT not in contest.runs:
-            return Verdict(None, "not run")
         found = contest.reached(SUBJECT, cost)
         met = bool(found) and all(one is not None and one <= share for one in found)
         return Verdict(met, "; ".join("never" if one is None else f"{one:.0%}" for one in found))
@@ -72,8 +71,6 @@ def _reaches(cost: str, share: float) -> Target:
 
 def _not_worse(figure: str, name: str) -> Target:
     def judge(contest: Contest) -> Verdict:
-        if SUBJECT not in contest.runs:
-            return Verdict(None, "not run")
         lead = contest.final_lead(SUBJECT, figure, contest.serving)
         return Verdict(is_above(lead, -NOT_INFERIOR), signed(lead))
 
@@ -82,13 +79,11 @@ def _not_worse(figure: str, name: str) -> Target:
 
 def _ahead(cost: str, other: str, own: str = SUBJECT) -> Target:
     def judge(contest: Contest) -> Verdict:
-        if not {own, other} <= contest.runs.keys():
-            return Verdict(None, "not run")
         lead = contest.lead(own, other, cost, HALF)
         return Verdict(is_above(lead, 0), f"{signed(lead)} over {other}")
 
     who = "" if own == SUBJECT else f"{own} "
-    return Target(f"{who}ahead of {other} at half of {REFERENCE}'s {WORDS[cost]}", judge)
+    return Target(f"{who}ahead of {other} at half of {REFERENCE}'s {WORDS[cost]}", judge, frozenset({own, other}))
 
 
 TARGETS = (
@@ -103,4 +98,7 @@ TARGETS = (
 
 def verdicts(contest: Contest) -> list[Verdict]:
     """In the order of `TARGETS`."""
-    return [target.judge(contest) for target in TARGETS]
+    return [
+        target.judge(contest) if target.entrants <= contest.runs.keys() else Verdict(None, "not run")
+        for target in TARGETS
+    ]

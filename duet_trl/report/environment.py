@@ -13,12 +13,13 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores this process may use, OpenMP threads, memory in GiB and graphics card."""
+    """Processor, whether it multiplies bfloat16, cores this process may use, threads, GiB of memory, graphics card."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     models = _told(CPUINFO, "model name")
     return {
         "machine": platform.machine(),
         "processor": models[0] if models else platform.processor(),
+        "bf16": multiplies_bf16(False),
         "cores": len(os.sched_getaffinity(0)),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "memory_gib": round(memory / 2**30, 1),

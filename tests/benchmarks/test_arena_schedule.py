@@ -162,5 +162,5 @@ def test_runs_of_another_machine_get_no_company(monkeypatch, tmp_path, task: str
     monkeypatch.setattr("benchmarks.arena.running.run_cell", lambda cell, profile: made_here.append(cell))
     with pytest.raises(SystemExit) as end:
         main()
-    assert ("Give another file as --records" not in str(end.value)) is fits
+    assert ("another file as --records" not in str(end.value)) is fits
     assert len(made_here) == fits

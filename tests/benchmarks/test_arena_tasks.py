@@ -2,11 +2,13 @@
 """The arena's problems: splits that share nothing, scorers that accept right answers only, and the reward."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from benchmarks.arena.mixed import FRESH, KINDS, POOL, REPORT, SIZES, TUNING, best_rules, problems
+from benchmarks.arena.mixed import FRESH, KINDS, POOL, REPORT, SIZES, TUNING, Kind, best_rules, problems
 from benchmarks.arena.problem import ArenaReward, Problem
 from benchmarks.arena.profiles import PROFILES
 from benchmarks.arena.tasks import TASKS
@@ -88,6 +90,30 @@ def test_right_answers_are_accepted_and_others_are_not() -> None:
             assert problem.is_right(text, "math"), (problem.key, text)
         for text in (second, first + second, f" {right}", " \\boxed{}", ""):
             assert not problem.is_right(text, "math"), (problem.key, text)
+
+
+def _factors(entry: Mapping[str, Any]) -> str:
+    return f"factors of {entry['metadata']['number']} ="
+
+
+PRIMES = Kind("primes", "prime_factorization", ({"min_value": 2, "max_value": 9999},), _factors, 2)
+
+
+def test_an_answer_at_which_a_scorer_raises_is_wrong() -> None:
+    assert not any(problem.accepts("abc") for problem in problems(REPORT, (PRIMES,)))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ((PRIMES, KINDS[0]), "as many levels as the others: primes 1, needle 3"),
+        ((replace(PRIMES, levels=({"min_value": 2, "max_value": 99},)),), "primes, level 1: .* problems of 122"),
+        ((replace(PRIMES, listed=True),), "its scorer refuses '.*', its own answer to"),
+    ],
+)
+def test_kinds_that_make_no_task_say_why(kinds: tuple[Kind, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        problems(POOL, kinds)
 
 
 PAIRS_OF_WORDS = [("b, a", "a, b"), ("d, c", "c, d"), ("e, f", "e, f")]
