@@ -70,7 +70,8 @@ def report(runs: Sequence[Run], root: Path, *, write: bool) -> list[str]:
         for path in documents(root):
             path.write_text(rewritten(path.read_text(), texts, str(path.relative_to(root))))
         for task, contest in contests(runs).items():
-            draw(contest, root / FIGURE / f"{task}.svg")
+            if contest.kinds:
+                draw(contest, root / FIGURE / f"{task}.svg")
     problems = off_plan(runs, root)
     for path in documents(root):
         try:
@@ -125,8 +126,9 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                 found[f"value {task} {name} {kind} by seed"] = _shares(right)
                 found[f"value {task} {name} {kind} lead"] = signed(contest.final_lead(name, kind, contest.serving))
             for serving in contest.start.measurements[0].servings:
-                ended = contest.final(name, "ended", serving).values
-                found[f"value {task} {name} {serving} ended by seed"] = _shares(ended)
+                for figure in ("ended", "accuracy"):
+                    by_seed = contest.final(name, figure, serving).values
+                    found[f"value {task} {name} {serving} {figure} by seed"] = _shares(by_seed)
                 for figure in _figures(contest, serving):
                     own = f"value {task} {name} {serving} {figure}"
                     found[own] = f"{contest.final(name, figure, serving).mean:.3f}"
