@@ -43,7 +43,9 @@ def arguments() -> argparse.Namespace:
     run.add_argument("--seeds", help="of reported runs, such as 0-4 or 3,5; by default those of the profile")
     run.add_argument("--stages", default=",".join(STAGES), help=f"separated by commas; by default {','.join(STAGES)}")
     run.add_argument("--minutes", type=float, help="start no run after so many")
-    run.add_argument("--plan", action="store_true", help="only print what is missing and how long it takes")
+    run.add_argument(
+        "--plan", action="store_true", help="only print what is missing, how long it takes, and what prevents it"
+    )
     report.add_argument("--write", action="store_true", help="write tables, values and figures into the documents")
     report.add_argument("--check", action="store_true", help="exit with an error if a document quotes another value")
     args = parser.parse_args()
@@ -79,13 +81,13 @@ def main() -> None:
 
         count, time = hours(args.asked, runs)
         print(f"{count} runs to make, about {time:.1f} hours; records in {args.records}", flush=True)
-        problem = None
+        problem = _without_problems(args.asked)
         if args.profile != "full":
             plan = frozen(runs, args.asked)
         elif {REPORT, CONFIRM} & set(args.asked.stages):
-            problem = _unfit(plan, args.asked)
-        if problem is None and ready(args.asked, runs, plan):
-            problem = _elsewhere(args.asked, runs, args.records) or _without_problems(args.asked)
+            problem = problem or _unfit(plan, args.asked)
+        if ready(args.asked, runs, plan):
+            problem = problem or _elsewhere(args.asked, runs, args.records)
         if problem:
             sys.exit(problem)
         if args.plan:

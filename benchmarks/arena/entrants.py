@@ -4,7 +4,7 @@
 The learning rate is tuned for each entrant and task (`tuning.py`), over the seconds of the reference. Everything else
 is the default of the method, or the choice of its authors where it can act. All run through `DUETGRPOTrainer`, and
 rollouts with advantage 0 get no forward pass, which changes no gradient. `knapsack` and `spec_rl` do not compete: they
-act on prompts that return, and here few do.
+act on prompts that return, and on the tasks with pre-trained models few do.
 """
 
 from collections.abc import Mapping

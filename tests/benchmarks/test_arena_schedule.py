@@ -3,6 +3,7 @@
 
 import sys
 from dataclasses import replace
+from operator import itemgetter
 
 import pytest
 
@@ -10,10 +11,11 @@ from benchmarks.arena.__main__ import arguments, main
 from benchmarks.arena.cell import _limits
 from benchmarks.arena.entrants import ENTRANTS, REFERENCE
 from benchmarks.arena.measuring import Limits
+from benchmarks.arena.mixed import Kind
 from benchmarks.arena.profiles import PROFILES, TUNING_SEED
 from benchmarks.arena.records import CONFIRM, REPORT, START, STOPPED, TUNE, Run, append
 from benchmarks.arena.schedule import GUESS, Asked, Cell, Plan, frozen, hash_of, hours, ready
-from benchmarks.arena.tasks import TASKS
+from benchmarks.arena.tasks import TASKS, pretrained
 from duet_trl.report.environment import hardware
 from tests.benchmarks.arena_runs import TASK, made, measured, run, serving, start, tuning_run
 
@@ -150,7 +152,13 @@ def test_runs_that_wait_for_the_reference_say_so(monkeypatch, tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("task", "what", "fits"),
-    [(TASK, {}, True), (TASK, {"processor": "8086"}, False), ("two_ways", {"cores": 999}, True)],
+    [
+        (TASK, {}, True),
+        (TASK, {"processor": "8086"}, False),
+        (TASK, {"cores": 999}, False),
+        (TASK, {"bf16": "maybe"}, False),
+        ("two_ways", {"cores": 999}, True),
+    ],
 )
 def test_runs_of_another_machine_get_no_company(monkeypatch, tmp_path, task: str, what: dict, fits: bool) -> None:
     records, made_here = tmp_path / "runs.jsonl", []
@@ -164,3 +172,11 @@ def test_runs_of_another_machine_get_no_company(monkeypatch, tmp_path, task: str
         main()
     assert ("another file as --records" not in str(end.value)) is fits
     assert len(made_here) == fits
+
+
+def test_a_family_that_makes_no_task_is_named_before_any_run(monkeypatch, tmp_path) -> None:
+    kind = Kind("primes", "prime_factorization", ({"min_value": 2, "max_value": 99},), itemgetter("question"), 2)
+    monkeypatch.setitem(TASKS, "few", pretrained("few", "smollm2_135m", 1e-5, kinds=(kind,)))
+    monkeypatch.setattr("sys.argv", ["arena", "run", "--plan", "--tasks", "few", "--records", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match="few: primes, level 1: .* different problems of 122"):
+        main()
