@@ -36,8 +36,6 @@ SPECS = (
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}'
 SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": CAP}
 GREEDY = SAMPLED | {"temperature": 0.0}
-BUSY = 0.5
-"""Share of the tokens that even a busy machine does not waste, with a policy as fast as its streams."""
 
 
 def serving(model: Path, folder: Path, *arguments: str) -> ServerProcess:
@@ -136,7 +134,7 @@ def test_greedy_outcomes_are_those_of_the_gate_in_the_engine_with_and_without_sp
         client = streaming(process, tiny_gate)
         found = complete(client, tiny_gate, asked, GREEDY)
         assert [(row.token_ids, row.finish) for row in found] == [(row.token_ids, row.finish) for row in inside]
-        assert 0 <= client.waste < BUSY
+        assert 0 <= client.waste < 0.5  # of a busy machine
 
 
 def trainer_on(process: ServerProcess, model: Path, output_dir: Path, monkeypatch, **overrides):
@@ -155,7 +153,7 @@ def test_training_samples_from_the_weights_that_the_last_step_left(plain, tiny_p
     assert len(differences) == 2 and max(differences) < 1e-3
     for name in ("abort_rate", "trim_rate", "keep_rate"):
         assert max(logged(trainer, f"duet/{name}")) > 0, name
-    assert all(0 <= share < BUSY for share in logged(trainer, "duet/waste_share"))
+    assert all(0 <= share < 0.2 for share in logged(trainer, "duet/waste_share"))
     greedy = trainer.sample(["Say 1 "], 2, temperature=0.0, max_tokens=10)
     plain.request("POST", "/update_weight_version", json={"new_version": "restarted"})
     assert trainer.sample(["Say 1 "], 2, temperature=0.0, max_tokens=10) == greedy
@@ -206,4 +204,4 @@ def test_a_server_killed_in_mid_stream_and_started_again_loses_no_rollout_and_do
         assert sum(rows["length"]) == logged(trainer, "duet/generated_tokens")[number]
         total += sum(rows["length"]) + sum(len(tiny_tokenizer()(text).input_ids) for text in rows["prompt"])
         assert logged(trainer, "num_tokens")[number] == total
-    assert all(0 <= share < BUSY for share in logged(trainer, "duet/waste_share"))
+    assert all(0 <= share < 0.2 for share in logged(trainer, "duet/waste_share"))
