@@ -51,6 +51,7 @@ REFERENCE = "grpo_8_stop"
 _ALL = (
     Entrant(REFERENCE, "GRPO, 8 rollouts, stop string", "grpo"),
     Entrant("grpo_8_stop_2x", "GRPO, 8 rollouts, stop string, twice the rate", "grpo", factor=2.0),
+    Entrant("grpo_8_stop_half", "GRPO, 8 rollouts, stop string, half of the rate", "grpo", factor=0.5),
     Entrant("grpo_8", "GRPO, 8 rollouts, no stop string", "grpo", stops=False),
     Entrant("grpo_4", "GRPO, 4 rollouts, stop string", "grpo", 0.5),
     Entrant("grpo_4_half", "GRPO, 4 rollouts, stop string, half of the reference's rate", "grpo", 0.5, factor=0.5),
@@ -60,6 +61,7 @@ _ALL = (
     Entrant("duet_half", "the swap at half of the reference's rate", "duet", 0.5, stops=False, factor=0.5),
     Entrant("duet_stop", "the swap with the stop string", "duet", 0.5),
     Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5),
+    Entrant("paper_half", "Algorithm 1 at half of the reference's rate", "paper", 0.5, factor=0.5),
     Entrant("dapo", "DAPO's dynamic sampling", "dapo", settings={"epsilon_high": 0.28}),
     Entrant("greso", "GRESO's skipped prompts", "greso", settings={"method_kwargs": {"oversample": 1.5}}),
     Entrant("vip", "VIP's predicted variance", "vip"),
