@@ -37,6 +37,7 @@ SPECS = (
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}'
 SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": CAP}
 GREEDY = SAMPLED | {"temperature": 0.0}
+GENERATED = "vllm:generation_tokens"
 
 
 def serving(model: Path, folder: Path, *arguments: str) -> ServerProcess:
@@ -86,9 +87,6 @@ def complete(client: GateServer, gate: TinyGate, requests: list[Request], sampli
         finish = "gate" if stopped else "eos" if ids[-1] in gate.eos_ids else "length"
         done.append(Completion(ids, finish, choice.logprobs[: len(ids)]))
     return done
-
-
-GENERATED = "vllm:generation_tokens"
 
 
 def tokens(rollouts: list[Completion]) -> int:
@@ -228,3 +226,7 @@ def test_a_server_killed_in_mid_stream_and_started_again_loses_no_rollout_and_do
         assert sum(rows["length"]) == logged(trainer, "duet/generated_tokens")[number]
         total += sum(rows["length"]) + sum(len(tiny_tokenizer()(text).input_ids) for text in rows["prompt"])
         assert logged(trainer, "num_tokens")[number] == total
+    # The server that was started again counts from 0, and the last step is all its own.
+    kept, waste = logged(trainer, "duet/generated_tokens"), logged(trainer, "duet/waste_share")
+    assert min(waste) >= 0
+    assert in_all(kept[-1], waste[-1]) < plain.metric(GENERATED) + 0.5
