@@ -120,6 +120,8 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
                         if rest:
                             lead = contest.lead(name, over, cost, share, rest)
                             found[f"value {task} {name} {word} {share:.0%}{whom} but {RULED}"] = signed(lead)
+            aborted = _by_seed(contest, name, "duet/abort_rate", slice(None))
+            found[f"value {task} {name} aborted by seed"] = _shares(aborted)
             found[f"value {task} {name} spent seconds"] = _shares(contest.spent(name, SECONDS))
             for kind in contest.kinds:
                 right = contest.final(name, kind, contest.serving).values
@@ -266,15 +268,20 @@ def _batch(contest: Contest) -> Table:
     return Table(f"{contest.task}: a batch", headers, rows)
 
 
+def _by_seed(contest: Contest, name: str, curve: str, part: slice) -> list[float]:
+    """Means of a curve over a part of each run that has it."""
+    return [
+        float(np.mean(known))
+        for run in contest.runs[name].values()
+        if (known := [value for value in run.curves.get(curve, [])[part] if value is not None])
+    ]
+
+
 def _rollouts(contest: Contest) -> Table:
     """Training rollouts: how many groups agree, tokens, and what the gate stopped, in some batches of the runs."""
 
     def mean(name: str, curve: str, part: slice, form: str) -> str:
-        found = [
-            np.mean(known)
-            for run in contest.runs[name].values()
-            if (known := [value for value in run.curves.get(curve, [])[part] if value is not None])
-        ]
+        found = _by_seed(contest, name, curve, part)
         return format(float(np.mean(found)), form) if found else "-"
 
     first, last, whole = slice(ENDS), slice(-ENDS, None), slice(None)
